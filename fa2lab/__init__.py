@@ -1,0 +1,42 @@
+"""FlashAttention-2 in WGSL, run from Python, with the mathematics beside it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from fa2lab import parity, reference
+from fa2lab.attention import attention, default_device
+from fa2lab.errors import KernelError, LimitError, NoAdapterError, ParityError, ShapeError
+from fa2lab.gpu import Device, adapters
+from fa2lab.kernels import kernels
+from fa2lab.plan import plan
+from fa2lab.results import Result, Trace
+
+__version__ = "0.1.0"
+__all__ = [
+    "Device",
+    "KernelError",
+    "LimitError",
+    "NoAdapterError",
+    "ParityError",
+    "Result",
+    "ShapeError",
+    "Trace",
+    "adapters",
+    "attention",
+    "data",
+    "default_device",
+    "kernels",
+    "parity",
+    "plan",
+    "plot",
+    "reference",
+    "widgets",
+]
+
+
+def __getattr__(name: str):
+    """`data`, `plot` and `widgets` load at first use: matplotlib and ipywidgets take longer than all the rest."""
+    if name in ("data", "plot", "widgets"):
+        return import_module(f"fa2lab.{name}")
+    raise AttributeError(f"module 'fa2lab' has no attribute {name!r}")

@@ -1,0 +1,42 @@
+"""What a device can hold, as numbers that the planner can reckon with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The device limits that attention kernels meet. Bytes unless said."""
+
+    workgroup_bytes: int  # workgroup memory of one workgroup
+    invocations: int  # invocations of one workgroup
+    storage_buffers: int  # storage buffers of one shader stage
+    binding_bytes: int  # one storage binding
+    buffer_bytes: int  # one buffer
+    workgroups: int  # workgroups in one dimension of a dispatch
+
+    def capped(self, other: Limits) -> Limits:
+        """The smaller of the two, limit by limit."""
+        return Limits(*(min(getattr(self, name), getattr(other, name)) for name in WEBGPU_NAMES))
+
+
+# The names that WebGPU gives them, as wgpu-py spells them.
+WEBGPU_NAMES = {
+    "workgroup_bytes": "max-compute-workgroup-storage-size",
+    "invocations": "max-compute-invocations-per-workgroup",
+    "storage_buffers": "max-storage-buffers-per-shader-stage",
+    "binding_bytes": "max-storage-buffer-binding-size",
+    "buffer_bytes": "max-buffer-size",
+    "workgroups": "max-compute-workgroups-per-dimension",
+}
+
+# The defaults that every WebGPU browser grants without asking (WebGPU specification, table of limits).
+BROWSER = Limits(
+    workgroup_bytes=16_384,
+    invocations=256,
+    storage_buffers=8,
+    binding_bytes=128 << 20,
+    buffer_bytes=256 << 20,
+    workgroups=65_535,
+)

@@ -1,0 +1,240 @@
+"""plan(problem, limits): picks a kernel and its tiles, splits what does not fit one binding, or refuses in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+
+from fa2lab import source
+from fa2lab.errors import KernelError, LimitError
+from fa2lab.kernels import LANES, MAX_HEAD_DIM, TILES, Kernel, Pass, kernels, named
+from fa2lab.limits import Limits
+from fa2lab.problem import Problem
+
+# What stands at a binding that this launch does not use: WebGPU wants some buffer there.
+UNUSED_BYTES = 16
+PARAMS_BYTES = 48  # `Params` of shared/problem.wgsl, padded to 16
+OUTPUTS = ("out", "lse", "attn", "trace")
+# From fastest to slowest; see `auto`.
+AUTO_ORDER = ("fa2_forward", "fused_sv", "naive")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The batches and heads of one launch, and the problem that they pose by themselves."""
+
+    batch: slice
+    heads: slice
+    kv_heads: slice
+    problem: Problem
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a problem runs on a device: kernel, tiles, launches and bytes. Printing it shows the byte model."""
+
+    kernel: Kernel
+    problem: Problem
+    limits: Limits
+    block_q: int | None
+    block_k: int | None
+    return_attn: bool
+    trace: bool
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        """The block of constants that the kernel's text ends with."""
+        constants = {"HEAD_DIM": self.problem.D, "WRITE_ATTN": self.return_attn, "WRITE_TRACE": self.trace}
+        if self.kernel.tiled:
+            return constants | {"BLOCK_Q": self.block_q, "BLOCK_K": self.block_k}
+        # A private row just long enough, to the next power of two: compilers take seconds over the longest.
+        row = 1 << max(6, (self.problem.Tk - 1).bit_length())
+        return constants | {"LANES": LANES, "MAX_KEYS": min(row, self.kernel.max_keys or 1)}
+
+    @property
+    def workgroup_bytes(self) -> int:
+        """Workgroup memory of one workgroup."""
+        return self.kernel.tile_bytes(self.block_q, self.block_k, self.problem.D) if self.kernel.tiled else 0
+
+    @property
+    def invocations(self) -> int:
+        """Invocations of one workgroup."""
+        return self.block_q if self.kernel.tiled else LANES
+
+    def buffer_bytes(self, problem: Problem | None = None) -> dict[str, int]:
+        """Bytes of each storage buffer of a launch, by default of the largest."""
+        return buffer_bytes(self, problem or self.chunks[0].problem) if self.chunks else {}
+
+    @property
+    def device_bytes(self) -> int:
+        """The peak of the largest launch: its buffers, and the staging copy of the largest output that is read back."""
+        sizes = self.buffer_bytes()
+        if not sizes:
+            return 0
+        unused = UNUSED_BYTES * sum(name not in sizes for name in OUTPUTS)
+        read = [sizes["out"], sizes["lse"], sizes["attn"] if self.return_attn else 0, sizes.get("trace", 0)]
+        return PARAMS_BYTES + sum(sizes.values()) + unused + max(read)
+
+    def link(self, stage: Pass, dialect: source.Dialect) -> source.Source:
+        """The source of one dispatch."""
+        text = dict(self.kernel.edits).get(stage.file)
+        return source.link(stage.file, stage.snippets, self.constants, dialect=dialect, text=text)
+
+    def __str__(self) -> str:
+        lines = [f"{self.kernel.name} for {self.problem}"]
+        if self.kernel.tiled:
+            lines.append(
+                f"  workgroup memory ({self.block_q} + 2·{self.block_k})·{self.problem.D}·4 B = "
+                f"{self.workgroup_bytes:,} of {self.limits.workgroup_bytes:,} B"
+            )
+        lines.append(f"  invocations {self.invocations} of {self.limits.invocations} a workgroup")
+        named_bytes = ", ".join(f"{name} {n:,}" for name, n in self.buffer_bytes().items() if n > UNUSED_BYTES)
+        lines.append(f"  buffers {named_bytes or 'none'}: {self.device_bytes:,} B in {len(self.chunks)} launch(es)")
+        return "\n".join(lines)
+
+
+def buffer_bytes(plan: Plan, problem: Problem) -> dict[str, int]:
+    """Bytes of each storage buffer that a launch of `problem` binds: the model that the allocation count is held to."""
+    p = problem
+    q, kv, rows = 4 * p.B * p.Tq * p.H * p.D, 4 * p.B * p.Tk * p.Hkv * p.D, p.B * p.H * p.Tq
+    sizes = {"q": q, "k": kv, "v": kv, "out": q, "lse": 4 * rows}
+    if plan.return_attn or plan.kernel.materialises:
+        sizes["attn"] = 4 * rows * p.Tk
+    if plan.trace:
+        sizes["trace"] = 16 * rows * -(-p.Tk // plan.block_k)
+    return {name: max(n, UNUSED_BYTES) for name, n in sizes.items()}
+
+
+def plan(
+    problem: Problem,
+    limits: Limits,
+    kernel: str | Kernel = "auto",
+    *,
+    block_q: int | None = None,
+    block_k: int | None = None,
+    return_attn: bool = False,
+    trace: bool = False,
+) -> Plan:
+    """The plan for `problem` under `limits`, made before anything is sent.
+
+    `block_q` and `block_k` fix the tile of a tiled kernel; by default the first of `kernels.TILES` that fits is taken.
+    Raises `KernelError` for a kernel that cannot do what is asked and `LimitError` where the device cannot hold it.
+    """
+    if isinstance(kernel, str) and kernel == "auto":
+        return auto(problem, limits, block_q=block_q, block_k=block_k, return_attn=return_attn, trace=trace)
+    kernel = named(kernel)
+    if not kernel.tiled and (trace or block_q or block_k):
+        wish = "a trace" if trace else "block_q or block_k"
+        tiled = ", ".join(k.name for k in kernels().values() if k.tiled)
+        raise KernelError(f"{wish} needs a kernel that walks K tiles; {kernel.name} does not, {tiled} does.")
+    if problem.D > MAX_HEAD_DIM:
+        raise LimitError(f"The kernels take head dimensions from 1 to {MAX_HEAD_DIM}; got D={problem.D}.")
+    if kernel.max_keys and problem.Tk > kernel.max_keys:
+        raise LimitError(
+            f"{kernel.name} keeps a row of scores in private memory and takes up to {kernel.max_keys} keys; "
+            f"got Tk={problem.Tk:,}. fa2_forward takes any number."
+        )
+    _check_invocations_and_bindings(kernel, limits)
+    block_q, block_k = _tile(kernel, problem, limits, block_q, block_k) if kernel.tiled else (None, None)
+    draft = Plan(kernel, problem, limits, block_q, block_k, return_attn, trace, ())
+    _check_rows(draft)
+    return replace(draft, chunks=() if problem.empty else _split(draft))
+
+
+def auto(problem: Problem, limits: Limits, **wishes) -> Plan:
+    """The plan of the fastest kernel that can do it, by `AUTO_ORDER`; the refusal of the first where none can."""
+    refusal = None
+    for name in AUTO_ORDER:
+        try:
+            return plan(problem, limits, name, **wishes)
+        except (LimitError, KernelError) as error:
+            refusal = refusal or error
+    raise refusal
+
+
+def _check_invocations_and_bindings(kernel: Kernel, limits: Limits) -> None:
+    need = max(stage.storage_buffers for stage in kernel.passes)
+    if need > limits.storage_buffers:
+        raise LimitError(
+            f"{kernel.name} binds {need} storage buffers in one stage; this device allows {limits.storage_buffers}."
+        )
+    if not kernel.tiled and limits.invocations < LANES:
+        raise LimitError(f"{kernel.name} runs {LANES} invocations a workgroup; this device allows {limits.invocations}.")
+
+
+def _tile(
+    kernel: Kernel, problem: Problem, limits: Limits, block_q: int | None, block_k: int | None
+) -> tuple[int, int]:
+    """The tile that was asked for if it fits, else the first that does."""
+    for name, block in (("block_q", block_q), ("block_k", block_k)):
+        if block is not None and (isinstance(block, bool) or not isinstance(block, int) or block < 1):
+            raise LimitError(f"{name} must be a whole number of at least 1; got {block!r}.")
+
+    def fits(bq: int, bk: int) -> bool:
+        return bq <= limits.invocations and kernel.tile_bytes(bq, bk, problem.D) <= limits.workgroup_bytes
+
+    wanted = [(block_q or bq, block_k or bk) for bq, bk in TILES]
+    for bq, bk in wanted:
+        if fits(bq, bk):
+            return bq, bk
+    bq, bk = wanted[-1]
+    room = [f"{a}x{b}" for a, b in TILES if fits(a, b)]
+    raise LimitError(
+        f"{kernel.name} with tiles of {bq}x{bk} at D={problem.D} needs {kernel.tile_bytes(bq, bk, problem.D):,} B of "
+        f"workgroup memory and {bq} invocations; this device has {limits.workgroup_bytes:,} B and "
+        f"{limits.invocations}. {'Fitting tiles: ' + ', '.join(room) if room else 'No tile fits'}."
+    )
+
+
+def _check_rows(draft: Plan) -> None:
+    """The query rows fill one dimension of the grid, and B·H another that `_split` can shorten; Tq it cannot."""
+    one = replace(draft.problem, B=1, H=1, Hkv=1)
+    for stage in draft.kernel.passes:
+        x, y, _ = stage.grid(one, draft.constants)
+        if max(x, y) > draft.limits.workgroups:
+            raise LimitError(
+                f"{draft.kernel.name} would dispatch {max(x, y):,} workgroups in one dimension for Tq={one.Tq:,} and "
+                f"Tk={one.Tk:,}; this device allows {draft.limits.workgroups:,}. Split the queries."
+            )
+
+
+def _split(draft: Plan) -> tuple[Chunk, ...]:
+    """Whole batches where they fit one binding, else heads by KV group, else heads of one group."""
+    p = draft.problem
+    room = min(draft.limits.binding_bytes, draft.limits.buffer_bytes)
+
+    def fits(B: int, Hkv: int, group: int) -> bool:
+        part = replace(p, B=B, H=Hkv * group, Hkv=Hkv)
+        return max(buffer_bytes(draft, part).values()) <= room and B * part.H <= draft.limits.workgroups
+
+    batches = _most(p.B, lambda n: fits(n, p.Hkv, p.group))
+    kv_heads = p.Hkv if batches else _most(p.Hkv, lambda n: fits(1, n, p.group))
+    heads = p.group if kv_heads else _most(p.group, lambda n: fits(1, 1, n))
+    if not heads:
+        one = buffer_bytes(draft, replace(p, B=1, H=1, Hkv=1))
+        name = max(one, key=one.get)
+        hint = "Smaller T would fit"
+        if name in ("attn", "trace"):
+            hint += ", or fa2_forward without return_attn and trace, which needs no buffer of that size"
+        raise LimitError(f"One head's {name} takes {one[name]:,} B; one binding of this device holds {room:,} B. {hint}.")
+    chunks = []
+    for batch, kv, within in product(_parts(p.B, batches or 1), _parts(p.Hkv, kv_heads or 1), _parts(p.group, heads)):
+        first = kv.start * p.group + within.start
+        H = (kv.stop - kv.start) * (within.stop - within.start)
+        part = replace(p, B=batch.stop - batch.start, H=H, Hkv=kv.stop - kv.start)
+        chunks.append(Chunk(batch, slice(first, first + H), kv, part))
+    return tuple(chunks)
+
+
+def _most(n: int, fits) -> int:
+    """The largest count up to n that fits (fitting is monotone), 0 where not even one does."""
+    low, high = 0, n
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def _parts(n: int, size: int) -> list[slice]:
+    return [slice(i, min(i + size, n)) for i in range(0, n, size)]

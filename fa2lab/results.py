@@ -1,0 +1,64 @@
+"""What the engines return: frozen dataclasses of NumPy arrays, the same fields whichever engine computed them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from fa2lab.kernels import Plan
+    from fa2lab.problem import Problem
+
+# How a (query row, K tile) pair met the causal mask. The kernels write the same numbers into their trace.
+SKIPPED, PARTIAL, FULL = 0, 1, 2
+TILE_STATES = ("skipped", "partial", "full")
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """The online softmax as it went: one entry per query row and K tile, taken after that tile was merged.
+
+    `m`, `l`, `alpha`: float, `(B, H, Tq, n_tiles)`. `m` is -inf and `l` 0 until the row has met its first visible key;
+    `alpha` is the factor that the tile applied to the older `l` and `O`. `state`: uint8, same shape, the row's view
+    of the tile: `SKIPPED` (the walk never came there), `PARTIAL` (some of the tile's keys are masked for this row,
+    possibly all) or `FULL`. A skipped tile repeats the final `m` and `l`, with `alpha` 1.
+    """
+
+    m: np.ndarray
+    l: np.ndarray  # noqa: E741 - the paper's letter
+    alpha: np.ndarray
+    state: np.ndarray
+    block_q: int
+    block_k: int
+
+    @property
+    def n_tiles(self) -> int:
+        """How many K tiles the keys fill."""
+        return self.m.shape[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """One attention forward.
+
+    `out`: `(B, Tq, H, D)`; `lse`: `(B, H, Tq)`, natural log; `attn`: `(B, H, Tq, Tk)` or None; `trace` or None.
+    `kernel` and `adapter` say who computed it. `plan` is the device plan, None where NumPy computed.
+    `device_bytes` is the peak that the device's own allocation count reached, None where NumPy computed.
+    """
+
+    out: np.ndarray
+    lse: np.ndarray
+    kernel: str
+    adapter: str
+    problem: Problem
+    attn: np.ndarray | None = None
+    trace: Trace | None = None
+    plan: Plan | None = None
+    device_bytes: int | None = None
+
+    @property
+    def label(self) -> str:
+        """`kernel on adapter`, the footer of every figure."""
+        return f"{self.kernel} on {self.adapter}"

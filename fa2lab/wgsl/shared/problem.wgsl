@@ -1,0 +1,44 @@
+// What every attention kernel is told about its problem, and what follows from it.
+// Expects from the kernel: a uniform `params: Params` at binding 0. Constants: HEAD_DIM.
+
+struct Params {
+  n_batch: u32,     // B
+  n_heads: u32,     // H, query heads
+  n_kv_heads: u32,  // Hkv, divides H
+  n_q: u32,         // Tq
+  n_k: u32,         // Tk
+  causal: u32,      // 0 or 1
+  diagonal: i32,    // causal row i sees the keys j <= i + diagonal
+  scale: f32,
+  neg_inf: f32,     // WGSL has no literal for it
+}
+
+// Lower than or equal to every finite score, so no score can pass below it, and exp(M_NONE - m) never is NaN as
+// exp(-inf - -inf) would be. Whether a row has seen a key is asked of its position, never of this number.
+const M_NONE: f32 = -0x1.fffffep+127f;
+
+// Every mask leaves a prefix of the keys: row i sees keys 0 .. keys_seen(i)-1. Rows past the end see none.
+fn keys_seen(row: u32) -> u32 {
+  if (row >= params.n_q) {
+    return 0u;
+  }
+  if (params.causal == 0u) {
+    return params.n_k;
+  }
+  return u32(clamp(i32(row) + params.diagonal + 1, 0, i32(params.n_k)));
+}
+
+// Where (batch, row, head) starts in a [B, T, H, D] buffer.
+fn q_start(bh: u32, row: u32) -> u32 {
+  return (((bh / params.n_heads) * params.n_q + row) * params.n_heads + bh % params.n_heads) * HEAD_DIM;
+}
+
+// The same in K or V, for the KV head that query head bh % H reads.
+fn kv_start(bh: u32, key: u32) -> u32 {
+  let kv_head = (bh % params.n_heads) / (params.n_heads / params.n_kv_heads);
+  return (((bh / params.n_heads) * params.n_k + key) * params.n_kv_heads + kv_head) * HEAD_DIM;
+}
+
+fn ceil_div(a: u32, b: u32) -> u32 {
+  return (a + b - 1u) / b;
+}
