@@ -1,0 +1,145 @@
+"""View: a figure that follows its controls. One computation in flight, the newest request kept, errors shown."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import io
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ipywidgets
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+# One worker for all views: one kernel run in flight, and no two threads in matplotlib.
+_WORKER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fa2lab-view")
+
+
+class View:
+    """Controls above, a line of words, and a picture that is always that of the shown controls.
+
+    `controls`: ipywidgets by name; every name is an argument of `compute`.
+    `compute(**values)`: the slow part, returns whatever `draw` takes.
+    `draw(figure, result)`: updates the figure in place and returns its alternative text, one sentence.
+    `figure`: made once, by the caller, and never by pyplot, which would keep it alive.
+    `words(result)`: HTML shown above the picture, say a verdict; optional.
+
+    A move while a computation is in flight replaces the one that waits. An error in `compute` or `draw` shows its
+    sentence and dims the picture, which is then that of older values; the next good value recovers. `refresh` does the
+    same synchronously and raises: that is what tests call.
+    """
+
+    def __init__(
+        self,
+        controls: Mapping[str, ipywidgets.Widget],
+        compute: Callable[..., Any],
+        draw: Callable[[Figure, Any], str],
+        figure: Figure,
+        *,
+        words: Callable[[Any], str] | None = None,
+        layout: Callable[[list[ipywidgets.Widget]], ipywidgets.Widget] | None = None,
+    ):
+        self.controls = dict(controls)
+        self._compute, self._draw, self._words = compute, draw, words
+        self._canvas = FigureCanvasAgg(figure)
+        self._task: asyncio.Task | None = None
+        self._wanted = False  # a control moved since the last computation started
+        self._serial = threading.Lock()  # a test's refresh and the worker never draw at once
+        width, height = (int(inches * 96) for inches in figure.get_size_inches())
+        # The height is fixed, so that nothing below the picture ever moves.
+        self.image = ipywidgets.Image(
+            format="png", layout=ipywidgets.Layout(width=f"{width}px", height=f"{height}px", max_width="100%", object_fit="contain")
+        )
+        self.status = ipywidgets.HTML(layout=ipywidgets.Layout(min_height="28px"))
+        rows = layout or (lambda widgets: ipywidgets.HBox(widgets, layout=ipywidgets.Layout(flex_flow="row wrap")))
+        self.widget = ipywidgets.VBox([rows(list(self.controls.values())), self.status, self.image])
+        for control in self.controls.values():
+            control.observe(self._moved, names="value")
+        self.refresh()
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What the controls say now."""
+        return {name: control.value for name, control in self.controls.items()}
+
+    def set(self, **values) -> None:
+        """Move controls, compute and draw before returning. Raises what `compute` and `draw` raise."""
+        for control in self.controls.values():
+            control.unobserve(self._moved, names="value")
+        try:
+            for name, value in values.items():
+                self.controls[name].value = value
+        finally:
+            for control in self.controls.values():
+                control.observe(self._moved, names="value")
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Compute and draw for the controls as they stand, now. Raises what `compute` and `draw` raise."""
+        try:
+            self._show(*self._render(self.values))
+        except Exception as error:
+            self._show_error(error)
+            raise
+
+    def close(self) -> None:
+        """Let go of the controls and the figure."""
+        for control in self.controls.values():
+            control.unobserve(self._moved, names="value")
+        self.widget.close()
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        display(self.widget)
+
+    def _moved(self, _change) -> None:
+        self._wanted = True
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # no kernel around us: a script or a test moves the controls
+            self._wanted = False
+            try:
+                self.refresh()
+            except Exception:
+                pass  # it stands in the view already
+            return
+        self.image.layout.opacity = "0.4"  # until it is the picture of the shown controls again
+        if self._task is None or self._task.done():
+            self._task = loop.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._wanted:
+            self._wanted = False
+            try:
+                shown = await loop.run_in_executor(_WORKER, self._render, self.values)
+            except Exception as error:
+                if not self._wanted:
+                    self._show_error(error)
+            else:
+                if not self._wanted:  # else a newer request waits, and this is no longer what the controls say
+                    self._show(*shown)
+
+    def _render(self, values: dict[str, Any]) -> tuple[bytes, str, str]:
+        with self._serial:
+            result = self._compute(**values)
+            text = self._draw(self._canvas.figure, result)
+            png = io.BytesIO()
+            self._canvas.print_png(png)
+            return png.getvalue(), text, self._words(result) if self._words else ""
+
+    def _show(self, png: bytes, text: str, words: str) -> None:
+        self.image.value = png
+        self.image.tooltip = text  # the <img>'s title, its name for a screen reader
+        self.status.value = words
+        self.image.layout.opacity = "1"
+
+    def _show_error(self, error: Exception) -> None:
+        sentence = html.escape(f"{error}" or type(error).__name__)
+        self.status.value = f'<span role="alert" style="color:#cf222e"><b>Not computed:</b> {sentence}</span>'
+        self.image.layout.opacity = "0.25"
+        self.image.tooltip = "An older picture: the shown values could not be computed."
