@@ -24,7 +24,7 @@ SHELLS = [shell for shell in ("sh", "dash") if shutil.which(shell)]
 PYTHON_STUB = r"""#!/bin/sh
 echo "python $*" >>"$BOX/calls"
 case "$*" in
-    *'version_info <'*) [ ! -e "$BOX/old-python" ] ;;
+    *'version_info < (3, 11)'*) [ ! -e "$BOX/old-python" ] ;;
     *-venv*version_info*) echo python3.11-venv ;;
     *'import ensurepip'*) [ ! -e "$BOX/no-ensurepip" ] ;;
     *sys.prefix*) echo "3 11 $PWD/.venv" ;;
@@ -41,6 +41,7 @@ esac
 APT_GET_STUB = r"""#!/bin/sh
 echo "apt-get $*" >>"$BOX/calls"
 case "$*" in
+    *update) exit 100 ;; # as with one unreachable source
     *install*mesa-vulkan-drivers*) : >"$BOX/driver" ;;
     *install*-venv*) rm "$BOX/no-ensurepip" ;;
 esac
@@ -69,6 +70,9 @@ class Box:
         self.bin.mkdir()
         for name in ("lab", "pyproject.toml"):
             shutil.copy(ROOT / name, self.folder)
+        # The drivers of the machine under test stay out of sight; VK_DRIVER_FILES can show others.
+        lab = self.folder / "lab"
+        lab.write_text(re.sub(r" /(etc|usr/share)/vulkan/", r" /nonexistent/\1/vulkan/", LAB.read_text()))
         for tool in REAL_TOOLS:
             (self.bin / tool).symlink_to(shutil.which(tool))
         self.stub("python3", PYTHON_STUB)
@@ -233,9 +237,20 @@ def test_verbs_pass_the_exit_status_on(tmp_path):
 def test_set_up_with_an_adapter_leaves_the_machine_alone(tmp_path):
     box = Box(tmp_path, apt_get=APT_GET_STUB).has("driver", "icd.json")
     assert box.lab("setup", VK_DRIVER_FILES=f"{tmp_path}/absent.json:{tmp_path}/icd.json").returncode == 0
-    assert box.called("pip install") and box.called("--editable .[notebook]")
-    assert box.called("fa2lab doctor")
+    assert box.called("--editable .[notebook]") and box.called("fa2lab doctor")
     assert not box.called("apt-get")
+
+
+def test_adapter_without_a_vulkan_driver_is_not_enough(tmp_path):
+    box = Box(tmp_path, apt_get=APT_GET_STUB).has("driver")
+    box.lab("setup")
+    assert box.called("mesa-vulkan-drivers")
+
+
+def test_vulkan_driver_without_an_adapter_is_not_enough(tmp_path):
+    box = Box(tmp_path, apt_get=APT_GET_STUB).has("icd.json")
+    box.lab("setup", VK_ICD_FILENAMES=f"{tmp_path}/icd.json")
+    assert box.called("mesa-vulkan-drivers")
 
 
 def test_missing_driver_is_installed(tmp_path):
@@ -299,6 +314,14 @@ def test_macos_needs_no_driver(tmp_path):
     result = box.lab("test")
     assert "chromium" not in result.stderr and "adapter" not in result.stderr
     assert box.called("-m pytest")
+
+
+def test_macos_without_an_adapter_is_told_no_line(tmp_path):
+    box = Box(tmp_path, uname="#!/bin/sh\necho Darwin\n", apt_get=APT_GET_STUB)
+    result = box.lab("setup")
+    assert result.returncode == 0
+    assert "NumPy engine" in result.stderr and "type:" not in result.stderr
+    assert not box.called("apt-get")
 
 
 def test_missing_venv_module_is_installed(tmp_path):

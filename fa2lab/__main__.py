@@ -1,0 +1,110 @@
+"""The shell's way in: `python -m fa2lab doctor` and `python -m fa2lab parity …`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from dataclasses import replace
+
+from fa2lab import data, parity, reference
+from fa2lab.attention import attention
+from fa2lab.errors import KernelError, NoAdapterError
+from fa2lab.gpu import Device
+from fa2lab.kernels import kernels
+from fa2lab.problem import ALIGNMENTS
+
+OK, NOT_OK, BAD_INPUT = 0, 1, 2
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one verb; the exit status is 0 for yes, 1 for no and 2 for input that makes no sense."""
+    arguments = _parser().parse_args(argv)
+    warnings.showwarning = lambda message, *_: print(f"fa2lab: {message}", file=sys.stderr)
+    try:
+        return arguments.run(arguments)
+    except (ValueError, TypeError, KernelError, NoAdapterError, OSError) as error:
+        print(f"fa2lab: {error}", file=sys.stderr)
+        return BAD_INPUT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m fa2lab", description="FlashAttention-2 in WGSL, from the shell.")
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    doctor = verbs.add_parser("doctor", help="tell which GPU adapters work, and what is missing")
+    doctor.set_defaults(run=_doctor)
+
+    check = verbs.add_parser("parity", help="hold a kernel against float64; the exit status is the verdict")
+    check.set_defaults(run=_parity)
+    shape = check.add_argument_group("the problem")
+    shape.add_argument("--B", type=int, default=1, help="batches (1)")
+    shape.add_argument("--T", type=int, default=64, help="queries, and keys unless --Tk is given (64)")
+    shape.add_argument("--Tk", type=int, help="keys")
+    shape.add_argument("--H", type=int, default=2, help="query heads (2)")
+    shape.add_argument("--Hkv", type=int, help="key and value heads, a divisor of H (H)")
+    shape.add_argument("--hd", type=int, default=32, help="head dimension (32)")
+    shape.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True, help="mask the future (on)")
+    shape.add_argument("--align", choices=ALIGNMENTS, default=ALIGNMENTS[0], help="causal corner where Tq is not Tk")
+    shape.add_argument("--scale", type=float, help="of the scores (1/sqrt(hd))")
+    inputs = check.add_argument_group("the inputs")
+    inputs.add_argument("--pattern", choices=tuple(data.PATTERNS), default="random")
+    inputs.add_argument("--seed", type=int, default=0)
+    inputs.add_argument("--file", metavar="NPZ", help="your own q, k, v (B, T, H, D); an `out` in it is judged as well")
+    how = check.add_argument_group("the kernel and the device")
+    how.add_argument("--kernel", default="auto", help=f"auto, {', '.join(kernels())}")
+    how.add_argument("--block-q", type=int, metavar="BR", help="query rows of a tile")
+    how.add_argument("--block-k", type=int, metavar="BC", help="keys of a tile")
+    how.add_argument("--attn", action="store_true", help="also write and compare the attention matrix")
+    how.add_argument("--trace", action="store_true", help="also record and compare m, l and alpha tile by tile")
+    how.add_argument("--adapter", help="a part of its name; `numpy` for none")
+    how.add_argument("--compiler", choices=("naga", "tint"), default="naga")
+    how.add_argument("--limits", choices=("adapter", "webgpu"), default="adapter")
+    return parser
+
+
+def _doctor(_arguments: argparse.Namespace) -> int:
+    from fa2lab.doctor import doctor
+
+    lines, works = doctor()
+    print("\n".join(lines))
+    return OK if works else NOT_OK
+
+
+def _parity(a: argparse.Namespace) -> int:
+    if a.file:
+        arrays = data.load(a.file)
+    else:
+        arrays = data.make(a.pattern, B=a.B, T=a.T, H=a.H, D=a.hd, Tk=a.Tk, Hkv=a.Hkv, seed=a.seed)
+    problem = dict(causal=a.causal, scale=a.scale, align=a.align)
+    result = attention(
+        *arrays,
+        **problem,
+        kernel=a.kernel,
+        block_q=a.block_q,
+        block_k=a.block_k,
+        return_attn=a.attn,
+        trace=a.trace,
+        device=_device(a),
+    )
+    truth = reference.attention(*arrays, **problem, return_attn=a.attn)
+    found = [parity.compare(result, truth)]
+    if a.trace:
+        found.append(parity.compare_traces(result, truth))
+    if arrays.out is not None:
+        theirs = replace(result, out=arrays.out, lse=None, attn=None, trace=None, kernel="out", adapter=a.file)
+        found.append(parity.compare(theirs, truth))
+    print(result.plan or result.problem)
+    print("\n".join(map(str, found)))
+    return OK if all(f.ok for f in found) else NOT_OK
+
+
+def _device(a: argparse.Namespace) -> Device | str | None:
+    if a.adapter == "numpy":
+        return "numpy"
+    if (a.adapter, a.compiler, a.limits) == (None, "naga", "adapter"):
+        return None
+    return Device(a.adapter, compiler=a.compiler, limits=a.limits)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
