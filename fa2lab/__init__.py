@@ -5,16 +5,17 @@ from __future__ import annotations
 from importlib import import_module
 
 from fa2lab import parity, reference
-from fa2lab.attention import attention, default_device
+from fa2lab.attention import attention, attention_backward, attention_grad, default_device
 from fa2lab.errors import KernelError, LimitError, NoAdapterError, ParityError, ShapeError
 from fa2lab.gpu import Device, adapters
 from fa2lab.kernels import kernels
 from fa2lab.plan import plan
-from fa2lab.results import Result, Trace
+from fa2lab.results import Gradients, Result, Trace
 
 __version__ = "0.1.0"
 __all__ = [
     "Device",
+    "Gradients",
     "KernelError",
     "LimitError",
     "NoAdapterError",
@@ -24,6 +25,8 @@ __all__ = [
     "Trace",
     "adapters",
     "attention",
+    "attention_backward",
+    "attention_grad",
     "data",
     "default_device",
     "kernels",

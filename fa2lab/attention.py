@@ -1,21 +1,23 @@
-"""attention(): the only place where problem, plan, source and gpu meet."""
+"""attention(), attention_backward() and attention_grad(): the only place where problem, plan and device meet."""
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
 from fa2lab import reference
 from fa2lab.data import physical_memory
 from fa2lab.errors import LimitError, NoAdapterError
-from fa2lab.gpu import Device, Dispatch
-from fa2lab.kernels import Kernel, Pass
-from fa2lab.limits import BROWSER
-from fa2lab.plan import OUTPUTS, PARAMS_BYTES, UNUSED_BYTES, Chunk, Plan, plan
-from fa2lab.problem import Align, Problem, as_float32, pose
-from fa2lab.results import SKIPPED, Result, Trace
+from fa2lab.gpu import Device
+from fa2lab.kernels import Kernel, backward_kernels, kernels
+from fa2lab.launch import launch
+from fa2lab.limits import BROWSER, Limits
+from fa2lab.plan import Plan, plan
+from fa2lab.problem import Align, as_float32, pose, pose_backward
+from fa2lab.results import Gradients, Result, Trace
 
 NUMPY = "NumPy float32 on the CPU (no GPU adapter)"
 _default: Device | None = None
@@ -51,13 +53,94 @@ def attention(
     Source: Dao, FlashAttention-2, arXiv:2307.08691, algorithm 1.
     """
     problem, *arrays = pose(q, k, v, causal=causal, scale=scale, align=align)
-    wishes = dict(block_q=block_q, block_k=block_k, return_attn=return_attn, trace=trace)
     device = _device(device)
-    # NumPy walks the tiles that a browser's limits allow, so that both tell the same story.
-    planned = plan(problem, device.limits if device else BROWSER, kernel, **wishes)
+    wishes = dict(block_q=block_q, block_k=block_k, return_attn=return_attn, trace=trace)
+    planned = plan(problem, _limits(device), kernel, **wishes)
     _check_host_memory(planned)
     arrays = [as_float32(x) for x in arrays]
-    return _on_numpy(planned, *arrays) if device is None else _on_gpu(planned, *arrays, device)
+    if device is None:
+        return _forward_on_numpy(planned, *arrays)
+    got, device_bytes = launch(planned, dict(zip("qkv", arrays, strict=True)), device)
+    return _result(planned, got, device, device_bytes)
+
+
+def attention_backward(
+    q,
+    k,
+    v,
+    out,
+    lse,
+    dout,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    align: Align = "bottom-right",
+    kernel: str | Kernel = "auto",
+    block_q: int | None = None,
+    block_k: int | None = None,
+    device: Device | str | None = None,
+) -> Gradients:
+    """The gradients of attention, from its own O and L: P = exp(S - L) is computed again, tile by tile.
+
+    dV = Pᵀ dO, dS = P ∘ (dO Vᵀ - delta), delta = rowsum(dO ∘ O), dQ = scale · dS K, dK = scale · dSᵀ Q.
+
+    q, k, v and the options as in `attention`; out `(B, Tq, H, D)` and lse `(B, H, Tq)` are what it returned, dout
+    `(B, Tq, H, D)` is the loss's gradient by out. kernel: `"fa2"` (nothing of size Tq × Tk exists), `"materialised"`
+    (P and dS are kept, B·H·Tq·Tk floats each; it works P out by itself and does not read out and lse) or `"auto"`.
+    A row that sees no key has and gives a gradient of exactly 0. The same call gives the same bits.
+
+    Raises as `attention` does. Error against float64: at most 3 × that of plain float32 arithmetic, plus a floor.
+    L is one float32: where scores reach 1e5, its rounding alone costs P a percent.
+    Source: Dao, FlashAttention-2, arXiv:2307.08691, algorithm 2.
+    """
+    problem, *arrays = pose(q, k, v, causal=causal, scale=scale, align=align)
+    rest = pose_backward(problem, out=out, lse=lse, dout=dout)
+    device = _device(device)
+    planned = plan(problem, _limits(device), kernel, table=backward_kernels(), block_q=block_q, block_k=block_k)
+    _check_host_memory(planned)
+    inputs = {name: as_float32(x) for name, x in (dict(zip("qkv", arrays, strict=True)) | rest).items()}
+    if device is None:
+        return _backward_on_numpy(planned, inputs)
+    got, device_bytes = launch(planned, {name: inputs[name] for name in planned.kernel.inputs}, device)
+    return Gradients(
+        got["dq"], got["dk"], got["dv"], planned.kernel.name, str(device.adapter), problem, planned, device_bytes
+    )
+
+
+def attention_grad(
+    q,
+    k,
+    v,
+    dout,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    align: Align = "bottom-right",
+    kernel: str | Kernel = "auto",
+    block_q: int | None = None,
+    block_k: int | None = None,
+    device: Device | str | None = None,
+) -> tuple[Result, Gradients]:
+    """Forward and backward in one go: O, L and what lies between never leave the device.
+
+    Arguments, errors and bounds as in `attention_backward`, whose kernels these are, each after `fa2_forward`.
+    """
+    problem, *arrays = pose(q, k, v, causal=causal, scale=scale, align=align)
+    rest = pose_backward(problem, dout=dout)
+    device = _device(device)
+    table = {name: backward.after_forward() for name, backward in backward_kernels().items()}
+    kernel = kernel.after_forward() if isinstance(kernel, Kernel) else kernel
+    planned = plan(problem, _limits(device), kernel, table=table, block_q=block_q, block_k=block_k)
+    _check_host_memory(planned)
+    inputs = {name: as_float32(x) for name, x in (dict(zip("qkv", arrays, strict=True)) | rest).items()}
+    if device is None:
+        forward = replace(planned, kernel=kernels()["fa2_forward"])
+        result = _forward_on_numpy(forward, inputs["q"], inputs["k"], inputs["v"])
+        return result, _backward_on_numpy(planned, inputs | {"out": result.out, "lse": result.lse})
+    got, device_bytes = launch(planned, inputs, device)
+    label = planned.kernel.name, str(device.adapter), problem
+    gradients = Gradients(got["dq"], got["dk"], got["dv"], *label, planned, device_bytes)
+    return Result(got["out"], got["lse"], *label, plan=planned, device_bytes=device_bytes), gradients
 
 
 def default_device() -> Device:
@@ -95,127 +178,56 @@ def _warn_once(reason: str) -> None:
 
 def _check_host_memory(planned: Plan) -> None:
     """Broadcast views can pose problems that no memory holds once they are written out."""
-    p, room = planned.problem, physical_memory()
-    need = 8 * p.B * p.D * (p.Tq * p.H + p.Tk * p.Hkv)
-    if planned.return_attn:
-        need += 4 * p.B * p.H * p.Tq * p.Tk
+    room = physical_memory()
+    need = 4 * sum(prod(planned.shape(name)) for name in {*planned.kernel.inputs, *planned.outputs})
     if room is not None and need > room:
-        raise LimitError(f"{p} needs {need:,} B for its arrays; this machine has {room:,} B. Smaller B, T or H would fit.")
+        raise LimitError(
+            f"{planned.problem} needs {need:,} B for its arrays; this machine has {room:,} B. Smaller sizes fit."
+        )
 
 
-def _on_numpy(planned: Plan, q, k, v) -> Result:
+def _limits(device: Device | None) -> Limits:
+    """NumPy walks the tiles that a browser's limits allow, so that both tell the same story."""
+    return device.limits if device else BROWSER
+
+
+def _forward_on_numpy(planned: Plan, q, k, v) -> Result:
     name, problem = planned.kernel.name, planned.problem
     if planned.kernel.tiled:
-        result = reference.walk(
-            problem, q, k, v, planned.block_q, planned.block_k, np.float32, return_attn=planned.return_attn
-        )
+        blocks = planned.block_q, planned.block_k
+        result = reference.walk(problem, q, k, v, *blocks, np.float32, return_attn=planned.return_attn)
         result = result if planned.trace else replace(result, trace=None)
     else:
         result = reference.attend(problem, q, k, v, np.float32, return_attn=planned.return_attn)
     return replace(result, kernel=name, adapter=NUMPY)
 
 
-def _on_gpu(planned: Plan, q, k, v, device: Device) -> Result:
-    result = _blank(planned, device)
-    with device.lock:
-        try:
-            device_bytes = _run_chunks(planned, q, k, v, device, result)
-        except device.errors:
-            if not device.lost:
-                raise
-            device.revive()  # the driver gave the old one up; its work is gone, ours is all still here
-            device_bytes = _run_chunks(planned, q, k, v, device, result)
-    return replace(result, device_bytes=device_bytes)
+def _backward_on_numpy(planned: Plan, inputs: dict[str, np.ndarray]) -> Gradients:
+    if planned.kernel.materialises:
+        arrays = (inputs[name] for name in ("q", "k", "v", "dout"))
+        found = reference.gradients(planned.problem, *arrays, np.float32)
+    else:
+        arrays = (inputs[name] for name in ("q", "k", "v", "out", "lse", "dout"))
+        found = reference.walk_backward(planned.problem, *arrays, planned.block_q, planned.block_k, np.float32)
+    return replace(found, kernel=planned.kernel.name, adapter=NUMPY)
 
 
-def _blank(planned: Plan, device: Device) -> Result:
-    """The result of a problem that has no keys: O = 0, L = -inf. The launches fill it where there are some."""
-    p = planned.problem
+def _result(planned: Plan, got: dict[str, np.ndarray], device: Device, device_bytes: int) -> Result:
     return Result(
-        out=np.zeros((p.B, p.Tq, p.H, p.D), np.float32),
-        lse=np.full((p.B, p.H, p.Tq), -np.inf, np.float32),
-        attn=np.zeros((p.B, p.H, p.Tq, p.Tk), np.float32) if planned.return_attn else None,
-        trace=_blank_trace(planned) if planned.trace else None,
-        kernel=planned.kernel.name,
-        adapter=str(device.adapter),
-        problem=p,
+        got["out"],
+        got["lse"],
+        planned.kernel.name,
+        str(device.adapter),
+        planned.problem,
+        attn=got.get("attn"),
+        trace=_trace(planned, got["trace"]) if planned.trace else None,
         plan=planned,
+        device_bytes=device_bytes,
     )
 
 
-def _blank_trace(planned: Plan) -> Trace:
-    p = planned.problem
-    shape = (p.B, p.H, p.Tq, -(-p.Tk // planned.block_k))
-    m, l, alpha = (np.zeros(shape, np.float32) for _ in range(3))  # noqa: E741
-    return Trace(m, l, alpha, np.full(shape, SKIPPED, np.uint8), planned.block_q, planned.block_k)
-
-
-def _run_chunks(planned: Plan, q, k, v, device: Device, result: Result) -> int:
-    """Run every launch and write what it computed into `result`'s arrays; the peak of allocated bytes."""
-    device.memory.reset_peak()
-    before = device.memory.live_bytes
-    for chunk in planned.chunks:
-        part = q[chunk.batch, :, chunk.heads], k[chunk.batch, :, chunk.kv_heads], v[chunk.batch, :, chunk.kv_heads]
-        got = _launch(planned, chunk.problem, part, device)
-        result.out[chunk.batch, :, chunk.heads] = got["out"]
-        result.lse[chunk.batch, chunk.heads] = got["lse"]
-        if planned.return_attn:
-            result.attn[chunk.batch, chunk.heads] = got["attn"]
-        if planned.trace:
-            _unpack_trace(got["trace"], chunk, result.trace)
-    return device.memory.peak_bytes - before
-
-
-def _launch(planned: Plan, p: Problem, arrays, device: Device) -> dict[str, np.ndarray]:
-    """One upload, the kernel's dispatches, one readback of each wanted output."""
-    sizes = planned.buffer_bytes(p)
-    sources = [planned.link(stage, device.dialect) for stage in planned.kernel.passes]
-    with device.buffers() as make:
-        buffers = {"params": make(_params(p), uniform=True)}
-        for name, array in zip("qkv", arrays, strict=True):
-            buffers[name] = make(np.ascontiguousarray(array))
-        for name in OUTPUTS:
-            buffers[name] = make(sizes.get(name, UNUSED_BYTES))
-        device.run(
-            Dispatch(text, _bind(stage, buffers), stage.grid(p, planned.constants))
-            for stage, text in zip(planned.kernel.passes, sources, strict=True)
-        )
-        shapes = {"out": (p.B, p.Tq, p.H, p.D), "lse": (p.B, p.H, p.Tq)}
-        if planned.return_attn:
-            shapes["attn"] = (p.B, p.H, p.Tq, p.Tk)
-        if planned.trace:
-            shapes["trace"] = (p.B, p.H, p.Tq, -(-p.Tk // planned.block_k), 4)
-        return {name: device.read(buffers[name], np.float32, shape) for name, shape in shapes.items()}
-
-
-def _bind(stage: Pass, buffers: dict) -> tuple:
-    return tuple((buffers[name], access) for name, access in stage.bindings)
-
-
-def _params(p: Problem) -> np.ndarray:
-    """The uniform `Params` of shared/problem.wgsl, member by member."""
-    members = [
-        ("n_batch", "u4", p.B),
-        ("n_heads", "u4", p.H),
-        ("n_kv_heads", "u4", p.Hkv),
-        ("n_q", "u4", p.Tq),
-        ("n_k", "u4", p.Tk),
-        ("causal", "u4", p.causal),
-        ("diagonal", "i4", p.diagonal),
-        ("scale", "f4", p.scale),
-        ("neg_inf", "f4", -np.inf),
-    ]
-    packed = np.zeros(1, np.dtype([(name, kind) for name, kind, _ in members]))
-    for name, _, value in members:
-        packed[name] = value
-    return np.frombuffer(packed.tobytes().ljust(PARAMS_BYTES, b"\0"), np.uint8)
-
-
-def _unpack_trace(recorded: np.ndarray, chunk: Chunk, trace: Trace) -> None:
-    at = chunk.batch, chunk.heads
-    trace.m[at], trace.l[at], trace.alpha[at] = (recorded[..., i] for i in range(3))
-    trace.state[at] = recorded[..., 3]
+def _trace(planned: Plan, recorded: np.ndarray) -> Trace:
+    m, l, alpha, state = (np.ascontiguousarray(recorded[..., i]) for i in range(4))
     # A row that sees no key keeps the kernel's M_NONE, a finite number; told by its position it is -inf.
-    trace.m[at][:, :, chunk.problem.keys_seen() == 0] = -np.inf
-
-
+    m[:, :, planned.problem.keys_seen() == 0] = -np.inf
+    return Trace(m, l, alpha, state.astype(np.uint8), planned.block_q, planned.block_k)

@@ -102,7 +102,7 @@ def _text(rng, text, B, T, Tk, H, Hkv, D):
 def _places(T: int, H: int, D: int, offset: int) -> np.ndarray:
     """Sinusoids of the position, `(T, H, D)`: their dot product falls off with distance, faster in later heads."""
     pairs = np.arange((D + 1) // 2)
-    angle = (np.arange(T) + offset)[:, None, None] * 0.6 ** pairs * (1 + np.arange(H))[:, None] / H
+    angle = (np.arange(T) + offset)[:, None, None] * 0.6**pairs * (1 + np.arange(H))[:, None] / H
     waves = np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)[..., :D]
     return (2.5 * waves).astype(np.float32)
 
@@ -138,7 +138,9 @@ def _check_memory(need: int, sizes: dict[str, int]) -> None:
     room = physical_memory()
     if room is not None and need > room // 2:
         said = " ".join(f"{name}={n:,}" for name, n in sizes.items())
-        raise LimitError(f"{said} makes arrays of {need:,} B; this machine has {room:,} B. Smaller T, B or H would fit.")
+        raise LimitError(
+            f"{said} makes arrays of {need:,} B; this machine has {room:,} B. Smaller T, B or H would fit."
+        )
 
 
 def physical_memory() -> int | None:

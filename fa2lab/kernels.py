@@ -25,11 +25,17 @@ class Pass:
     snippets: tuple[str, ...]
     bindings: tuple[tuple[str, str], ...]  # (buffer, access)
     grid: Grid
+    tiles: tuple[int, int] = (0, 0)  # workgroup tiles of BLOCK_Q and of BLOCK_K rows by HEAD_DIM columns
+    lanes: str = ""  # the constant that is its workgroup size: BLOCK_Q, BLOCK_K or, by default, LANES
 
     @property
     def storage_buffers(self) -> int:
         """How many storage buffers its stage binds."""
         return sum(access != "uniform" for _, access in self.bindings)
+
+    def tile_bytes(self, block_q: int, block_k: int, head_dim: int) -> int:
+        """Workgroup memory of its tiles, float32."""
+        return 4 * (self.tiles[0] * block_q + self.tiles[1] * block_k) * head_dim
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,10 @@ class Kernel:
     name: str
     idea: str
     passes: tuple[Pass, ...]
-    tiled: bool = False  # walks K tiles: can trace, and takes block_q and block_k
+    inputs: tuple[str, ...] = ("q", "k", "v")
+    outputs: tuple[str, ...] = ("out", "lse")
+    tiled: bool = False  # walks tiles, so it takes block_q and block_k
+    traces: bool = False  # can record its online softmax
     materialises: bool = False  # keeps B·H·Tq·Tk floats whether asked for attn or not
     max_keys: int | None = None
     edits: tuple[tuple[str, str], ...] = ()
@@ -57,20 +66,47 @@ class Kernel:
         file = file or self.passes[0].file
         text = self.text(file)
         if text.count(old) != 1:
-            raise KernelError(f"{old!r} stands {text.count(old)} times in {file}.wgsl; an edit needs exactly one place.")
+            raise KernelError(
+                f"{old!r} stands {text.count(old)} times in {file}.wgsl; an edit needs exactly one place."
+            )
         edits = dict(self.edits) | {file: text.replace(old, new)}
         return replace(self, edits=tuple(edits.items()))
 
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Every storage buffer that its passes bind, inputs first, in the order of first use."""
+        bound = [name for stage in self.passes for name, access in stage.bindings if access != "uniform"]
+        return tuple(dict.fromkeys((*self.inputs, *bound)))
+
+    @property
+    def widest(self) -> Pass:
+        """The pass with the most workgroup memory, whose tiles decide which block sizes fit."""
+        return max(self.passes, key=lambda stage: stage.tile_bytes(16, 16, 64))
+
     def tile_bytes(self, block_q: int, block_k: int, head_dim: int) -> int:
-        """Workgroup memory: the Q tile and the tiles of K and V, float32."""
-        return (block_q + 2 * block_k) * head_dim * 4 if self.tiled else 0
+        """Workgroup memory of its widest pass, float32."""
+        return self.widest.tile_bytes(block_q, block_k, head_dim)
+
+    def after_forward(self) -> Kernel:
+        """This backward with FlashAttention-2's forward before it, so that O and L never leave the device."""
+        passes = self.passes if _FA2_FORWARD in self.passes else (_FA2_FORWARD, *self.passes)
+        inputs = tuple(name for name in self.inputs if name not in ("out", "lse"))
+        return replace(self, passes=passes, inputs=inputs, outputs=("out", "lse", *self.outputs))
 
     def __str__(self) -> str:
         return f"{self.name}: {self.idea}"
 
 
+def _query_tiles(problem: Problem, constants: dict) -> tuple[int, int, int]:
+    return _ceil_div(problem.Tq, constants["BLOCK_Q"]), problem.B * problem.H, 1
+
+
+def _key_tiles(problem: Problem, constants: dict) -> tuple[int, int, int]:
+    return _ceil_div(problem.Tk, constants["BLOCK_K"]), problem.B * problem.Hkv, 1
+
+
 def _rows(problem: Problem, constants: dict) -> tuple[int, int, int]:
-    return _ceil_div(problem.Tq, constants.get("BLOCK_Q", LANES)), problem.B * problem.H, 1
+    return _ceil_div(problem.Tq, LANES), problem.B * problem.H, 1
 
 
 def _scores(problem: Problem, constants: dict) -> tuple[int, int, int]:
@@ -81,6 +117,10 @@ def _columns(problem: Problem, constants: dict) -> tuple[int, int, int]:
     return _ceil_div(problem.D, LANES), problem.Tq, problem.B * problem.H
 
 
+def _key_columns(problem: Problem, constants: dict) -> tuple[int, int, int]:
+    return _ceil_div(problem.D, LANES), problem.Tk, problem.B * problem.Hkv
+
+
 def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
@@ -89,6 +129,40 @@ def _bindings(inputs: str, outputs: str) -> tuple[tuple[str, str], ...]:
     read = tuple((name, "read") for name in inputs.split())
     return (("params", "uniform"), *read, *((name, "read_write") for name in outputs.split()))
 
+
+_FA2_FORWARD = Pass(
+    "fa2_forward",
+    ("problem", "tiles"),
+    _bindings("q k v", "out lse attn trace"),
+    _query_tiles,
+    tiles=(1, 2),
+    lanes="BLOCK_Q",
+)
+_FA2_BACKWARD = (
+    Pass("fa2_delta", ("problem",), _bindings("out dout", "delta"), _rows),
+    Pass(
+        "fa2_dq",
+        ("problem",),
+        _bindings("q k v dout lse delta", "dq"),
+        _query_tiles,
+        tiles=(2, 2),
+        lanes="BLOCK_Q",
+    ),
+    Pass(
+        "fa2_dkv",
+        ("problem", "rows"),
+        _bindings("q k v dout lse delta", "dk dv"),
+        _key_tiles,
+        tiles=(2, 2),
+        lanes="BLOCK_K",
+    ),
+)
+_MATERIALISED_BACKWARD = (
+    Pass("attn_dscores", ("problem",), _bindings("v dout attn", "dscores"), _rows),
+    Pass("attn_dq", ("problem",), _bindings("k dscores", "dq"), _columns),
+    Pass("attn_dk", ("problem", "rows"), _bindings("q dscores", "dk"), _key_columns),
+    Pass("attn_dv", ("problem", "rows"), _bindings("dout attn", "dv"), _key_columns),
+)
 
 _FORWARD = (
     Kernel(
@@ -110,7 +184,29 @@ _FORWARD = (
     Kernel(
         "fa2_forward",
         "FlashAttention-2: one invocation a query row, tiles of Q, K and V in workgroup memory, online m, l and O",
-        (Pass("fa2_forward", ("problem", "tiles"), _bindings("q k v", "out lse attn trace"), _rows),),
+        (_FA2_FORWARD,),
+        tiled=True,
+        traces=True,
+    ),
+)
+
+_GRADIENTS = ("dq", "dk", "dv")
+_BACKWARD = (
+    Kernel(
+        "materialised",
+        "P is written once more by the forward's second pass, and dS beside it",
+        (_FA2_FORWARD, *_MATERIALISED_BACKWARD),
+        inputs=("q", "k", "v", "dout"),
+        outputs=_GRADIENTS,
+        tiled=True,
+        materialises=True,
+    ),
+    Kernel(
+        "fa2",
+        "FlashAttention-2: P is recomputed tile by tile from L, for dQ and again for dK and dV",
+        _FA2_BACKWARD,
+        inputs=("q", "k", "v", "out", "lse", "dout"),
+        outputs=_GRADIENTS,
         tiled=True,
     ),
 )
@@ -121,10 +217,15 @@ def kernels() -> dict[str, Kernel]:
     return {kernel.name: kernel for kernel in _FORWARD}
 
 
-def named(kernel: str | Kernel) -> Kernel:
-    """The kernel of that name, or the kernel itself. Raises `KernelError` that lists the names."""
+def backward_kernels() -> dict[str, Kernel]:
+    """The backward kernels by name."""
+    return {kernel.name: kernel for kernel in _BACKWARD}
+
+
+def named(kernel: str | Kernel, table: dict[str, Kernel]) -> Kernel:
+    """The kernel of that name in `table`, or the kernel itself. Raises `KernelError` that lists the names."""
     if isinstance(kernel, Kernel):
         return kernel
-    if kernel not in kernels():
-        raise KernelError(f"No kernel is called {kernel!r}; there are 'auto', {', '.join(map(repr, kernels()))}.")
-    return kernels()[kernel]
+    if kernel not in table:
+        raise KernelError(f"No kernel is called {kernel!r}; there are 'auto', {', '.join(map(repr, table))}.")
+    return table[kernel]

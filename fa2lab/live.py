@@ -51,7 +51,8 @@ class View:
         width, height = (int(inches * 96) for inches in figure.get_size_inches())
         # The height is fixed, so that nothing below the picture ever moves.
         self.image = ipywidgets.Image(
-            format="png", layout=ipywidgets.Layout(width=f"{width}px", height=f"{height}px", max_width="100%", object_fit="contain")
+            format="png",
+            layout=ipywidgets.Layout(width=f"{width}px", height=f"{height}px", max_width="100%", object_fit="contain"),
         )
         self.status = ipywidgets.HTML(layout=ipywidgets.Layout(min_height="28px"))
         rows = layout or (lambda widgets: ipywidgets.HBox(widgets, layout=ipywidgets.Layout(flex_flow="row wrap")))

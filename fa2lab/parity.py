@@ -8,10 +8,14 @@ import numpy as np
 
 from fa2lab import reference
 from fa2lab.errors import ParityError, ShapeError
-from fa2lab.results import TILE_STATES, Result, Trace
+from fa2lab.reference.arithmetic import largest
+from fa2lab.results import TILE_STATES, Gradients, Result, Trace
 
-FIELDS = ("out", "lse", "attn")
-FORWARD_RATIO = 2.0  # a forward may err twice as much as plain float32 arithmetic does
+AXES = {"out": "batch row head column", "lse": "batch head row", "attn": "batch head row key"}
+GRADIENT_AXES = {"dq": "batch row head column", "dk": "batch key head column", "dv": "batch key head column"}
+TRACE_AXES = dict.fromkeys(("state", "m", "l", "alpha"), "batch head row tile")
+# How many times the error of plain float32 arithmetic is allowed.
+FORWARD_RATIO, GRADIENT_RATIO = 2.0, 3.0
 ULP = 2.0**-23  # spacing of float32 relative to a number's power of two
 
 
@@ -44,9 +48,7 @@ class Row:
         """The worst place in words."""
         if self.place is None:
             return "-"
-        names = {"out": "batch row head column", "lse": "batch head row", "attn": "batch head row key"}.get(self.field)
-        if names is None:  # of a trace
-            names = "batch head row tile"
+        names = (AXES | GRADIENT_AXES | TRACE_AXES)[self.field]
         return " ".join(f"{name} {i}" for name, i in zip(names.split(), self.place, strict=True))
 
 
@@ -69,13 +71,13 @@ class Comparison:
         for row in self.rows:
             if row.misplaced:
                 raise ParityError(
-                    f"{self.label}: {row.field} has {row.misplaced:,} places where NaN or infinity stands on one side only, "
+                    f"{self.label}: {row.field} has {row.misplaced:,} places where NaN or infinity stands on one side, "
                     f"the first at {row.where}: got {row.got:.9g}, expected {row.expected:.9g}.{self._where_from()}"
                 )
             if not row.ok:
                 raise ParityError(
                     f"{self.label}: {row.field} is off by {row.error:.3g} at {row.where} "
-                    f"(got {row.got:.9g}, expected {row.expected:.9g}); {row.allowed:.3g} is allowed.{self._where_from()}"
+                    f"(got {row.got:.9g}, expected {row.expected:.9g}); allowed: {row.allowed:.3g}.{self._where_from()}"
                 )
         return self
 
@@ -87,13 +89,17 @@ class Comparison:
         widths = [max(len(line[i]) for line in lines) for i in range(len(_HEADER))]
         table = "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
         verdict = "within float32" if self.ok else "NOT within float32"
-        return f"{self.label} against {self.truth}: {verdict}\n{table}" + (f"\n{self.departure}" if self.departure else "")
+        return f"{self.label} against {self.truth}: {verdict}\n{table}" + (
+            f"\n{self.departure}" if self.departure else ""
+        )
 
     def _repr_html_(self) -> str:
         colour, mark = ("#1a7f37", "✓ within float32") if self.ok else ("#cf222e", "✗ not within float32")
         cell = "padding:2px 10px;text-align:left"
         head = "".join(f"<th style='{cell}'>{h}</th>" for h in _HEADER)
-        body = "".join("<tr>" + "".join(f"<td style='{cell}'>{c}</td>" for c in _cells(row)) + "</tr>" for row in self.rows)
+        body = "".join(
+            "<tr>" + "".join(f"<td style='{cell}'>{c}</td>" for c in _cells(row)) + "</tr>" for row in self.rows
+        )
         note = f"<div>{self.departure}</div>" if self.departure else ""
         return (
             f"<div><b style='color:{colour}'>{mark}</b> &nbsp; {self.label} against {self.truth}</div>"
@@ -117,24 +123,30 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def compare(result: Result | np.ndarray, truth: Result, *, atol: float | None = None) -> Comparison:
-    """Hold a result (or a bare `out` array) against the truth, field by field where both have it.
+def compare(
+    result: Result | Gradients | np.ndarray, truth: Result | Gradients, *, atol: float | None = None
+) -> Comparison:
+    """Hold a result (or a bare `out` array), or gradients, against the truth, field by field where both have it.
 
     NaN, +inf and -inf must stand in the same places; then the largest error of the finite rest is measured. Allowed is
-    `atol` if given, else 2 × the error of plain float32 arithmetic plus `floors`, which needs a
-    `fa.reference.attention` as truth. Where the result carries a trace, the K tile is named at which it first departs
-    from the float64 walk. Raises `ShapeError` for fields of different shapes and `ParityError` where there is nothing
-    to compare.
+    `atol` if given, else the error of plain float32 arithmetic, twice for a forward and three times for gradients,
+    plus `floors`; that needs a truth from `fa.reference`. Where the result carries a trace, the K tile is named at
+    which it first departs from the float64 walk. Raises `ShapeError` for fields of different shapes and `ParityError`
+    where there is nothing to compare.
     """
-    if not isinstance(result, Result):
+    of_gradients = isinstance(truth, Gradients)
+    if not isinstance(result, Gradients if of_gradients else Result):
+        if of_gradients or isinstance(result, Gradients):
+            raise TypeError("A forward and gradients cannot be compared; hold each against its own truth.")
         result = Result(np.asarray(result), None, "array", "memory", truth.problem)
     plain = None
     if atol is None:
-        if not isinstance(truth, reference.Truth):
-            raise TypeError("The truth must come from fa.reference.attention, which knows its inputs; or give atol.")
+        if not isinstance(truth, reference.Truth | reference.TrueGradients):
+            raise TypeError("The truth must come from fa.reference, which knows its inputs; or give atol.")
         plain, floor = truth.plain, floors(truth)
+    ratio = GRADIENT_RATIO if of_gradients else FORWARD_RATIO
     rows = []
-    for field in FIELDS:
+    for field in GRADIENT_AXES if of_gradients else AXES:
         got, expected = getattr(result, field), getattr(truth, field)
         if got is None or expected is None:
             continue
@@ -142,26 +154,46 @@ def compare(result: Result | np.ndarray, truth: Result, *, atol: float | None = 
             rows.append(measure(field, got, expected, atol))
         else:
             cost = _distance(getattr(plain, field), expected)
-            rows.append(measure(field, got, expected, FORWARD_RATIO * cost + floor[field], cost))
+            rows.append(measure(field, got, expected, ratio * cost + floor[field], cost))
     if not rows or all(getattr(truth, row.field).size == 0 for row in rows):
         raise ParityError("There is nothing to compare: no field that both sides have holds a number.")
     departure = None if all(row.ok for row in rows) else _departure(result, truth)
     return Comparison(result.label, truth.label, tuple(rows), departure)
 
 
-def floors(truth: reference.Truth) -> dict[str, float]:
-    """The rounding that stays even where plain float32 happens to err nothing.
+def floors(truth: reference.Truth | reference.TrueGradients) -> dict[str, float]:
+    """The rounding that stays even where plain float32 happens to err nothing, for each field of a forward.
 
     O and P end in four float32 roundings of their own: exp, the product with the rescale, the sum and the division.
     Each is half a spacing, so together 2 ULP of the largest |O|, or of the largest weight. L = m + ln l: WGSL allows
     log an absolute error of 2^-21 between 0.5 and 2 and 3 ULP elsewhere (WGSL specification, accuracy of built-in
     functions), with l at most n; the score m and the sum round once each, half an ULP of |m| and of |L|.
     """
+    if isinstance(truth, reference.TrueGradients):
+        return gradient_floors(truth)
     log = max(2.0**-21, 3 * ULP * np.log(max(1, truth.problem.Tk)))
     return {
-        "out": 2 * ULP * _largest(truth.out),
+        "out": 2 * ULP * largest(truth.out),
         "attn": 2 * ULP,
-        "lse": log + ULP * _largest(truth.lse),
+        "lse": log + ULP * largest(truth.lse),
+    }
+
+
+def gradient_floors(truth: reference.TrueGradients) -> dict[str, float]:
+    """The same for gradients. Each ends in four roundings as above, 2 ULP of its largest value; to that comes
+
+    - that L is stored: half an ULP of |L| multiplies row i of P, and so dQ's row i; it enters dK and dV through P's
+      columns, whose largest sum is `column`.
+    - that dP_ij - delta_i cancels: each is rounded at least once at its own size, half an ULP of Σ_d |dO_id O_id|,
+      and what is left of that is multiplied by scale · k in dQ, by scale · q and a column of P in dK.
+    """
+    q, k, _, dout = (largest(x) for x in truth.inputs)
+    stored = 0.5 * ULP * truth.largest_lse
+    cancelled = abs(truth.problem.scale) * ULP * truth.largest_delta
+    return {
+        "dq": (2 * ULP + stored) * largest(truth.dq) + cancelled * k,
+        "dk": (2 * ULP + stored) * largest(truth.dk) + cancelled * q * truth.column,
+        "dv": 2 * ULP * largest(truth.dv) + stored * dout * truth.column,
     }
 
 
@@ -221,7 +253,7 @@ def _trace_bounds(got: Trace, exact: Trace, single: Trace, truth: reference.Trut
     Floors as in `floors`: m rounds once, in the product with the scale, and l and alpha go through exp, a product and
     a sum. They are counted in ULP of the largest m and l, and of alpha's largest value, 1.
     """
-    floor = {"m": ULP * _largest(exact.m), "l": 2 * ULP * _largest(exact.l), "alpha": 2 * ULP}
+    floor = {"m": ULP * largest(exact.m), "l": 2 * ULP * largest(exact.l), "alpha": 2 * ULP}
     bounds = {}
     for name in floor:
         pair = getattr(got, name), getattr(exact, name)
@@ -232,7 +264,7 @@ def _trace_bounds(got: Trace, exact: Trace, single: Trace, truth: reference.Trut
 
 def _departure(result: Result, truth: Result) -> str | None:
     """Where the trace first leaves the float64 walk, in words."""
-    if result.trace is None or not isinstance(truth, reference.Truth):
+    if not isinstance(truth, reference.Truth) or result.trace is None:
         return None
     exact, single = _walks(result, truth)
     tiles: list[tuple[int, str, tuple]] = []
@@ -256,7 +288,3 @@ def _distance(got: np.ndarray, expected: np.ndarray) -> float:
     """The largest error over the places where both are finite."""
     finite = np.isfinite(got) & np.isfinite(expected)
     return float(np.abs(got[finite].astype(np.float64) - expected[finite]).max(initial=0.0))
-
-
-def _largest(x: np.ndarray) -> float:
-    return float(np.abs(x[np.isfinite(x)]).max(initial=0.0))

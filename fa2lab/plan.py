@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 
 from fa2lab import source
 from fa2lab.errors import KernelError, LimitError
@@ -14,9 +15,8 @@ from fa2lab.problem import Problem
 # What stands at a binding that this launch does not use: WebGPU wants some buffer there.
 UNUSED_BYTES = 16
 PARAMS_BYTES = 48  # `Params` of shared/problem.wgsl, padded to 16
-OUTPUTS = ("out", "lse", "attn", "trace")
 # From fastest to slowest; see `auto`.
-AUTO_ORDER = ("fa2_forward", "fused_sv", "naive")
+AUTO_ORDER = ("fa2_forward", "fused_sv", "naive", "fa2", "materialised")
 
 
 @dataclass(frozen=True)
@@ -45,36 +45,58 @@ class Plan:
     @property
     def constants(self) -> dict[str, int | bool]:
         """The block of constants that the kernel's text ends with."""
-        constants = {"HEAD_DIM": self.problem.D, "WRITE_ATTN": self.return_attn, "WRITE_TRACE": self.trace}
+        constants = {"HEAD_DIM": self.problem.D, "LANES": LANES}
+        constants |= {"WRITE_ATTN": self.return_attn or self.kernel.materialises, "WRITE_TRACE": self.trace}
         if self.kernel.tiled:
-            return constants | {"BLOCK_Q": self.block_q, "BLOCK_K": self.block_k}
-        # A private row just long enough, to the next power of two: compilers take seconds over the longest.
-        row = 1 << max(6, (self.problem.Tk - 1).bit_length())
-        return constants | {"LANES": LANES, "MAX_KEYS": min(row, self.kernel.max_keys or 1)}
+            constants |= {"BLOCK_Q": self.block_q, "BLOCK_K": self.block_k}
+        if self.kernel.max_keys:
+            # A private row just long enough, to the next power of two: compilers take seconds over the longest.
+            constants["MAX_KEYS"] = min(1 << max(6, (self.problem.Tk - 1).bit_length()), self.kernel.max_keys)
+        return constants
 
     @property
     def workgroup_bytes(self) -> int:
-        """Workgroup memory of one workgroup."""
+        """Workgroup memory of one workgroup of the widest pass."""
         return self.kernel.tile_bytes(self.block_q, self.block_k, self.problem.D) if self.kernel.tiled else 0
 
     @property
     def invocations(self) -> int:
-        """Invocations of one workgroup."""
-        return self.block_q if self.kernel.tiled else LANES
+        """Invocations of the largest workgroup."""
+        return max(self.constants[stage.lanes or "LANES"] for stage in self.kernel.passes)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """What is read back."""
+        wanted = (("attn", self.return_attn), ("trace", self.trace))
+        return self.kernel.outputs + tuple(name for name, wish in wanted if wish)
+
+    def shape(self, buffer: str, problem: Problem | None = None) -> tuple[int, ...]:
+        """The shape of one of its float32 buffers, by default for the whole problem."""
+        p = problem or self.problem
+        queries, keys, rows = (p.B, p.Tq, p.H, p.D), (p.B, p.Tk, p.Hkv, p.D), (p.B, p.H, p.Tq)
+        if buffer == "trace":
+            return (*rows, -(-p.Tk // self.block_k), 4)
+        shapes = dict.fromkeys(("q", "out", "dout", "dq"), queries) | dict.fromkeys(("k", "v", "dk", "dv"), keys)
+        shapes |= dict.fromkeys(("lse", "delta"), rows) | dict.fromkeys(("attn", "dscores"), (*rows, p.Tk))
+        return shapes[buffer]
 
     def buffer_bytes(self, problem: Problem | None = None) -> dict[str, int]:
-        """Bytes of each storage buffer of a launch, by default of the largest."""
-        return buffer_bytes(self, problem or self.chunks[0].problem) if self.chunks else {}
+        """Bytes of each storage buffer of a launch, by default the largest: the model of the allocation count."""
+        if problem is None:
+            if not self.chunks:
+                return {}
+            problem = self.chunks[0].problem
+        idle = {"attn": not self.constants["WRITE_ATTN"], "trace": not self.trace}
+        return {
+            name: UNUSED_BYTES if idle.get(name) else max(UNUSED_BYTES, 4 * prod(self.shape(name, problem)))
+            for name in self.kernel.buffers
+        }
 
     @property
     def device_bytes(self) -> int:
         """The peak of the largest launch: its buffers, and the staging copy of the largest output that is read back."""
         sizes = self.buffer_bytes()
-        if not sizes:
-            return 0
-        unused = UNUSED_BYTES * sum(name not in sizes for name in OUTPUTS)
-        read = [sizes["out"], sizes["lse"], sizes["attn"] if self.return_attn else 0, sizes.get("trace", 0)]
-        return PARAMS_BYTES + sum(sizes.values()) + unused + max(read)
+        return PARAMS_BYTES + sum(sizes.values()) + max(sizes[name] for name in self.outputs) if sizes else 0
 
     def link(self, stage: Pass, dialect: source.Dialect) -> source.Source:
         """The source of one dispatch."""
@@ -84,8 +106,9 @@ class Plan:
     def __str__(self) -> str:
         lines = [f"{self.kernel.name} for {self.problem}"]
         if self.kernel.tiled:
+            of_q, of_k = (f"{n}·{block}" if n > 1 else f"{block}" for n, block in zip(*self._tiles, strict=True))
             lines.append(
-                f"  workgroup memory ({self.block_q} + 2·{self.block_k})·{self.problem.D}·4 B = "
+                f"  workgroup memory ({of_q} + {of_k})·{self.problem.D}·4 B = "
                 f"{self.workgroup_bytes:,} of {self.limits.workgroup_bytes:,} B"
             )
         lines.append(f"  invocations {self.invocations} of {self.limits.invocations} a workgroup")
@@ -93,17 +116,9 @@ class Plan:
         lines.append(f"  buffers {named_bytes or 'none'}: {self.device_bytes:,} B in {len(self.chunks)} launch(es)")
         return "\n".join(lines)
 
-
-def buffer_bytes(plan: Plan, problem: Problem) -> dict[str, int]:
-    """Bytes of each storage buffer that a launch of `problem` binds: the model that the allocation count is held to."""
-    p = problem
-    q, kv, rows = 4 * p.B * p.Tq * p.H * p.D, 4 * p.B * p.Tk * p.Hkv * p.D, p.B * p.H * p.Tq
-    sizes = {"q": q, "k": kv, "v": kv, "out": q, "lse": 4 * rows}
-    if plan.return_attn or plan.kernel.materialises:
-        sizes["attn"] = 4 * rows * p.Tk
-    if plan.trace:
-        sizes["trace"] = 16 * rows * -(-p.Tk // plan.block_k)
-    return {name: max(n, UNUSED_BYTES) for name, n in sizes.items()}
+    @property
+    def _tiles(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        return self.kernel.widest.tiles, (self.block_q, self.block_k)
 
 
 def plan(
@@ -111,6 +126,7 @@ def plan(
     limits: Limits,
     kernel: str | Kernel = "auto",
     *,
+    table: dict[str, Kernel] | None = None,
     block_q: int | None = None,
     block_k: int | None = None,
     return_attn: bool = False,
@@ -118,16 +134,19 @@ def plan(
 ) -> Plan:
     """The plan for `problem` under `limits`, made before anything is sent.
 
-    `block_q` and `block_k` fix the tile of a tiled kernel; by default the first of `kernels.TILES` that fits is taken.
+    `table` holds the kernels to choose from, by default the forward's. `block_q` and `block_k` fix the tile of a tiled
+    kernel; by default the first of `kernels.TILES` that fits is taken.
     Raises `KernelError` for a kernel that cannot do what is asked and `LimitError` where the device cannot hold it.
     """
+    table = kernels() if table is None else table
     if isinstance(kernel, str) and kernel == "auto":
-        return auto(problem, limits, block_q=block_q, block_k=block_k, return_attn=return_attn, trace=trace)
-    kernel = named(kernel)
-    if not kernel.tiled and (trace or block_q or block_k):
-        wish = "a trace" if trace else "block_q or block_k"
-        tiled = ", ".join(k.name for k in kernels().values() if k.tiled)
-        raise KernelError(f"{wish} needs a kernel that walks K tiles; {kernel.name} does not, {tiled} does.")
+        wishes = dict(block_q=block_q, block_k=block_k, return_attn=return_attn, trace=trace)
+        return auto(problem, limits, table, **wishes)
+    kernel = named(kernel, table)
+    if (trace and not kernel.traces) or ((block_q or block_k) and not kernel.tiled):
+        wish = "A trace" if trace else "A block size"
+        able = ", ".join(k.name for k in table.values() if (k.traces if trace else k.tiled))
+        raise KernelError(f"{wish} needs a kernel that walks tiles; {kernel.name} has none. Able: {able or 'none'}.")
     if problem.D > MAX_HEAD_DIM:
         raise LimitError(f"The kernels take head dimensions from 1 to {MAX_HEAD_DIM}; got D={problem.D}.")
     if kernel.max_keys and problem.Tk > kernel.max_keys:
@@ -142,12 +161,12 @@ def plan(
     return replace(draft, chunks=() if problem.empty else _split(draft))
 
 
-def auto(problem: Problem, limits: Limits, **wishes) -> Plan:
+def auto(problem: Problem, limits: Limits, table: dict[str, Kernel], **wishes) -> Plan:
     """The plan of the fastest kernel that can do it, by `AUTO_ORDER`; the refusal of the first where none can."""
     refusal = None
-    for name in AUTO_ORDER:
+    for name in sorted(table, key=AUTO_ORDER.index):
         try:
-            return plan(problem, limits, name, **wishes)
+            return plan(problem, limits, name, table=table, **wishes)
         except (LimitError, KernelError) as error:
             refusal = refusal or error
     raise refusal
@@ -159,8 +178,10 @@ def _check_invocations_and_bindings(kernel: Kernel, limits: Limits) -> None:
         raise LimitError(
             f"{kernel.name} binds {need} storage buffers in one stage; this device allows {limits.storage_buffers}."
         )
-    if not kernel.tiled and limits.invocations < LANES:
-        raise LimitError(f"{kernel.name} runs {LANES} invocations a workgroup; this device allows {limits.invocations}.")
+    if limits.invocations < LANES and any(not stage.lanes for stage in kernel.passes):
+        raise LimitError(
+            f"{kernel.name} runs {LANES} invocations a workgroup; this device allows {limits.invocations}."
+        )
 
 
 def _tile(
@@ -171,8 +192,11 @@ def _tile(
         if block is not None and (isinstance(block, bool) or not isinstance(block, int) or block < 1):
             raise LimitError(f"{name} must be a whole number of at least 1; got {block!r}.")
 
+    lanes = {stage.lanes for stage in kernel.passes}
+
     def fits(bq: int, bk: int) -> bool:
-        return bq <= limits.invocations and kernel.tile_bytes(bq, bk, problem.D) <= limits.workgroup_bytes
+        widest = max(bq if "BLOCK_Q" in lanes else 1, bk if "BLOCK_K" in lanes else 1)
+        return widest <= limits.invocations and kernel.tile_bytes(bq, bk, problem.D) <= limits.workgroup_bytes
 
     wanted = [(block_q or bq, block_k or bk) for bq, bk in TILES]
     for bq, bk in wanted:
@@ -206,18 +230,20 @@ def _split(draft: Plan) -> tuple[Chunk, ...]:
 
     def fits(B: int, Hkv: int, group: int) -> bool:
         part = replace(p, B=B, H=Hkv * group, Hkv=Hkv)
-        return max(buffer_bytes(draft, part).values()) <= room and B * part.H <= draft.limits.workgroups
+        return max(draft.buffer_bytes(part).values()) <= room and B * part.H <= draft.limits.workgroups
 
     batches = _most(p.B, lambda n: fits(n, p.Hkv, p.group))
     kv_heads = p.Hkv if batches else _most(p.Hkv, lambda n: fits(1, n, p.group))
     heads = p.group if kv_heads else _most(p.group, lambda n: fits(1, 1, n))
     if not heads:
-        one = buffer_bytes(draft, replace(p, B=1, H=1, Hkv=1))
+        one = draft.buffer_bytes(replace(p, B=1, H=1, Hkv=1))
         name = max(one, key=one.get)
         hint = "Smaller T would fit"
-        if name in ("attn", "trace"):
-            hint += ", or fa2_forward without return_attn and trace, which needs no buffer of that size"
-        raise LimitError(f"One head's {name} takes {one[name]:,} B; one binding of this device holds {room:,} B. {hint}.")
+        if name in ("attn", "trace", "dscores"):
+            hint += ", or an fa2 kernel without attn and trace, which needs no buffer of that size"
+        raise LimitError(
+            f"One head's {name} takes {one[name]:,} B; one binding of this device holds {room:,} B. {hint}."
+        )
     chunks = []
     for batch, kv, within in product(_parts(p.B, batches or 1), _parts(p.Hkv, kv_heads or 1), _parts(p.group, heads)):
         first = kv.start * p.group + within.start

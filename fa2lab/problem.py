@@ -78,7 +78,31 @@ def pose(
     return problem, *checked.values()
 
 
+def pose_backward(problem: Problem, **arrays) -> dict[str, np.ndarray]:
+    """out, lse and dout of a problem that is posed already, by name, as NumPy sees them. Raises as `pose` does."""
+    p = problem
+    axes = {"lse": ("(B, H, Tq)", (p.B, p.H, p.Tq))}
+    checked = {}
+    for name, x in arrays.items():
+        letters, shape = axes.get(name, ("(B, Tq, H, D)", (p.B, p.Tq, p.H, p.D)))
+        checked[name] = _as_floats(name, x)
+        if checked[name].shape != shape:
+            raise ShapeError(f"{name} must be {letters} = {shape} to fit q; got shape {checked[name].shape}.")
+    return checked
+
+
 def _as_array(name: str, x) -> np.ndarray:
+    x = _as_floats(name, x)
+    if x.ndim != 4:
+        hint = {
+            3: f"Reshape (B, T, C) by {name}.reshape(B, T, H, C // H)",
+            2: f"For one batch and one head use {name}[None, :, None, :]",
+        }.get(x.ndim, "Bring it to those four axes")
+        raise ShapeError(f"{name} must have 4 axes (B, T, H, D); got {x.ndim} with shape {x.shape}. {hint}.")
+    return x
+
+
+def _as_floats(name: str, x) -> np.ndarray:
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array, whose mask would be lost: hand in {name}.filled(...) instead.")
     try:
@@ -90,12 +114,6 @@ def _as_array(name: str, x) -> np.ndarray:
             f"{name} must hold floating-point numbers (float32, float64 or float16); got dtype {x.dtype}. "
             f"Convert it with np.asarray({name}, np.float32) if that is meant."
         )
-    if x.ndim != 4:
-        hint = {
-            3: f"Reshape (B, T, C) by {name}.reshape(B, T, H, C // H)",
-            2: f"For one batch and one head use {name}[None, :, None, :]",
-        }.get(x.ndim, "Bring it to those four axes")
-        raise ShapeError(f"{name} must have 4 axes (B, T, H, D); got {x.ndim} with shape {x.shape}. {hint}.")
     return x
 
 

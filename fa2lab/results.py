@@ -62,3 +62,26 @@ class Result:
     def label(self) -> str:
         """`kernel on adapter`, the footer of every figure."""
         return f"{self.kernel} on {self.adapter}"
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """One attention backward: what a loss whose gradient by O is `dout` says to Q, K and V.
+
+    `dq`: `(B, Tq, H, D)`; `dk`, `dv`: `(B, Tk, Hkv, D)`, summed over the query heads of a
+    group. The rest as in `Result`.
+    """
+
+    dq: np.ndarray
+    dk: np.ndarray
+    dv: np.ndarray
+    kernel: str
+    adapter: str
+    problem: Problem
+    plan: Plan | None = None
+    device_bytes: int | None = None
+
+    @property
+    def label(self) -> str:
+        """`kernel on adapter`, the footer of every figure."""
+        return f"{self.kernel} on {self.adapter}"

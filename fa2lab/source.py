@@ -29,7 +29,7 @@ class Source:
         return self.enable + "".join(text for _, text in self.parts)
 
     def locate(self, line: int) -> tuple[str, int, str]:
-        """File, line in it and the text of that line, for a 1-based line of `text`. The end stands for lines past it."""
+        """File, line in it and the text of that line, for a 1-based line of `text`; past its end, the end."""
         for name, text in self.parts:
             lines = text.splitlines()
             if line <= len(lines):

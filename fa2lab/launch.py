@@ -1,0 +1,87 @@
+"""Runs a plan on a device: chunk by chunk, one upload, the kernel's dispatches, one readback of each output."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fa2lab.gpu import Device, Dispatch
+from fa2lab.plan import PARAMS_BYTES, Chunk, Plan
+from fa2lab.problem import Problem
+
+
+def launch(planned: Plan, inputs: dict[str, np.ndarray], device: Device) -> tuple[dict[str, np.ndarray], int]:
+    """The plan's outputs by name, and the peak of device bytes by the device's own allocation count.
+
+    `inputs`: native float32 arrays by the names of `planned.kernel.inputs`. A problem that has no keys, queries or
+    batches needs no launch: its O and gradients are 0, its L is -inf. A lost device is rebuilt and asked once more.
+    """
+    with device.lock:
+        try:
+            return _all_chunks(planned, inputs, device)
+        except device.errors:
+            if not device.lost:
+                raise
+            device.revive()  # the driver gave the old one up; its work is gone, ours is all still here
+            return _all_chunks(planned, inputs, device)
+
+
+def _all_chunks(planned: Plan, inputs: dict[str, np.ndarray], device: Device) -> tuple[dict[str, np.ndarray], int]:
+    results = {name: np.zeros(planned.shape(name), np.float32) for name in planned.outputs}
+    if "lse" in results:
+        results["lse"][...] = -np.inf
+    device.memory.reset_peak()
+    before = device.memory.live_bytes
+    for chunk in planned.chunks:
+        part = {name: array[_place(name, chunk)] for name, array in inputs.items()}
+        for name, got in _one_chunk(planned, chunk.problem, part, device).items():
+            if name in ("dk", "dv"):  # chunks that share a KV head add up, in the order of the chunks
+                results[name][_place(name, chunk)] += got
+            else:
+                results[name][_place(name, chunk)] = got
+    return results, device.memory.peak_bytes - before
+
+
+def _place(name: str, chunk: Chunk) -> tuple[slice, ...]:
+    """Where a chunk's part of an array stands: heads are axis 2 of `(B, T, H, D)` and axis 1 of `(B, H, …)`."""
+    if name in ("k", "v", "dk", "dv"):
+        return chunk.batch, slice(None), chunk.kv_heads
+    if name in ("q", "out", "dout", "dq"):
+        return chunk.batch, slice(None), chunk.heads
+    return chunk.batch, chunk.heads
+
+
+def _one_chunk(planned: Plan, p: Problem, inputs: dict[str, np.ndarray], device: Device) -> dict[str, np.ndarray]:
+    stages = planned.kernel.passes
+    sources = [planned.link(stage, device.dialect) for stage in stages]
+    with device.buffers() as make:
+        buffers = {"params": make(_params(p), uniform=True)}
+        for name, nbytes in planned.buffer_bytes(p).items():
+            buffers[name] = make(np.ascontiguousarray(inputs[name]) if name in inputs else nbytes)
+        device.run(
+            Dispatch(
+                source,
+                tuple((buffers[name], access) for name, access in stage.bindings),
+                stage.grid(p, planned.constants),
+            )
+            for stage, source in zip(stages, sources, strict=True)
+        )
+        return {name: device.read(buffers[name], np.float32, planned.shape(name, p)) for name in planned.outputs}
+
+
+def _params(p: Problem) -> np.ndarray:
+    """The uniform `Params` of shared/problem.wgsl, member by member."""
+    members = [
+        ("n_batch", "u4", p.B),
+        ("n_heads", "u4", p.H),
+        ("n_kv_heads", "u4", p.Hkv),
+        ("n_q", "u4", p.Tq),
+        ("n_k", "u4", p.Tk),
+        ("causal", "u4", p.causal),
+        ("diagonal", "i4", p.diagonal),
+        ("scale", "f4", p.scale),
+        ("neg_inf", "f4", -np.inf),
+    ]
+    packed = np.zeros(1, np.dtype([(name, kind) for name, kind, _ in members]))
+    for name, _, value in members:
+        packed[name] = value
+    return np.frombuffer(packed.tobytes().ljust(PARAMS_BYTES, b"\0"), np.uint8)

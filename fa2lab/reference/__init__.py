@@ -1,0 +1,26 @@
+"""The truth, in NumPy float64: attention, its gradients, the online softmax, and the tiled walks with their traces.
+
+Every function also runs in float32. Then each sum is taken with one accumulator in the order of its index, as three
+nested loops would, because that is what "plain float32 arithmetic" means here and what the WGSL kernels do.
+"""
+
+from fa2lab.reference.arithmetic import scores
+from fa2lab.reference.backward import TrueGradients, attention_backward, gradients, walk_backward
+from fa2lab.reference.forward import Truth, attend, attention, tiled, walk
+from fa2lab.reference.softmax import State, merge, online
+
+__all__ = [
+    "State",
+    "TrueGradients",
+    "Truth",
+    "attend",
+    "attention",
+    "attention_backward",
+    "gradients",
+    "merge",
+    "online",
+    "scores",
+    "tiled",
+    "walk",
+    "walk_backward",
+]
