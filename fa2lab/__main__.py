@@ -7,11 +7,14 @@ import sys
 import warnings
 from dataclasses import replace
 
+import numpy as np
+
 from fa2lab import data, parity, reference
 from fa2lab.attention import attention
+from fa2lab.backward import attention_backward
 from fa2lab.errors import KernelError, NoAdapterError
 from fa2lab.gpu import Device
-from fa2lab.kernels import kernels
+from fa2lab.kernels import backward_kernels, kernels
 from fa2lab.problem import ALIGNMENTS
 
 OK, NOT_OK, BAD_INPUT = 0, 1, 2
@@ -56,6 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument("--block-k", type=int, metavar="BC", help="keys of a tile")
     how.add_argument("--attn", action="store_true", help="also write and compare the attention matrix")
     how.add_argument("--trace", action="store_true", help="also record and compare m, l and alpha tile by tile")
+    how.add_argument("--grad", action="store_true", help="also run the backward pass and compare dQ, dK and dV")
+    how.add_argument("--backward", default="auto", help=f"its kernel: auto, {', '.join(backward_kernels())}")
     how.add_argument("--adapter", help="a part of its name; `numpy` for none")
     how.add_argument("--compiler", choices=("naga", "tint"), default="naga")
     how.add_argument("--limits", choices=("adapter", "webgpu"), default="adapter")
@@ -76,16 +81,8 @@ def _parity(a: argparse.Namespace) -> int:
     else:
         arrays = data.make(a.pattern, B=a.B, T=a.T, H=a.H, D=a.hd, Tk=a.Tk, Hkv=a.Hkv, seed=a.seed)
     problem = dict(causal=a.causal, scale=a.scale, align=a.align)
-    result = attention(
-        *arrays,
-        **problem,
-        kernel=a.kernel,
-        block_q=a.block_q,
-        block_k=a.block_k,
-        return_attn=a.attn,
-        trace=a.trace,
-        device=_device(a),
-    )
+    where = dict(block_q=a.block_q, block_k=a.block_k, device=_device(a))
+    result = attention(*arrays, **problem, **where, kernel=a.kernel, return_attn=a.attn, trace=a.trace)
     truth = reference.attention(*arrays, **problem, return_attn=a.attn)
     found = [parity.compare(result, truth)]
     if a.trace:
@@ -94,6 +91,12 @@ def _parity(a: argparse.Namespace) -> int:
         theirs = replace(result, out=arrays.out, lse=None, attn=None, trace=None, kernel="out", adapter=a.file)
         found.append(parity.compare(theirs, truth))
     print(result.plan or result.problem)
+    if a.grad:
+        dout = np.random.default_rng(a.seed + 1).standard_normal(result.out.shape, np.float32)
+        given = (*arrays, result.out, result.lse, dout)
+        gradients = attention_backward(*given, **problem, **where, kernel=a.backward)
+        print(gradients.plan or gradients.problem)
+        found.append(parity.compare(gradients, reference.attention_backward(*arrays, dout, **problem)))
     print("\n".join(map(str, found)))
     return OK if all(f.ok for f in found) else NOT_OK
 

@@ -105,6 +105,10 @@ def _key_tiles(problem: Problem, constants: dict) -> tuple[int, int, int]:
     return _ceil_div(problem.Tk, constants["BLOCK_K"]), problem.B * problem.Hkv, 1
 
 
+def _tile_pairs(problem: Problem, constants: dict) -> tuple[int, int, int]:
+    return _ceil_div(problem.Tq, constants["BLOCK_Q"]), _ceil_div(problem.Tk, constants["BLOCK_K"]), 1
+
+
 def _rows(problem: Problem, constants: dict) -> tuple[int, int, int]:
     return _ceil_div(problem.Tq, LANES), problem.B * problem.H, 1
 
@@ -190,6 +194,24 @@ _FORWARD = (
     ),
 )
 
+# Of one batch and head, tile by tile: what the backward kernels compute and do not keep.
+BACKWARD_TRACE = Kernel(
+    "fa2_backward_trace",
+    "the backward's tiles, one workgroup each, with P, dS and what each adds to dQ, dK and dV written out",
+    (
+        _FA2_BACKWARD[0],
+        Pass(
+            "fa2_backward_trace",
+            ("problem", "rows"),
+            _bindings("q k v dout lse delta", "p_ds parts"),
+            _tile_pairs,
+            lanes="TILE_LANES",
+        ),
+    ),
+    inputs=("q", "k", "v", "out", "lse", "dout"),
+    outputs=("p_ds", "parts"),
+    tiled=True,
+)
 _GRADIENTS = ("dq", "dk", "dv")
 _BACKWARD = (
     Kernel(

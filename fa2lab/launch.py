@@ -47,6 +47,8 @@ def _place(name: str, chunk: Chunk) -> tuple[slice, ...]:
         return chunk.batch, slice(None), chunk.kv_heads
     if name in ("q", "out", "dout", "dq"):
         return chunk.batch, slice(None), chunk.heads
+    if name in ("p_ds", "parts"):  # of one batch and head
+        return (...,)
     return chunk.batch, chunk.heads
 
 

@@ -165,16 +165,20 @@ def floors(truth: reference.Truth | reference.TrueGradients) -> dict[str, float]
     """The rounding that stays even where plain float32 happens to err nothing, for each field of a forward.
 
     O and P end in four float32 roundings of their own: exp, the product with the rescale, the sum and the division.
-    Each is half a spacing, so together 2 ULP of the largest |O|, or of the largest weight. L = m + ln l: WGSL allows
-    log an absolute error of 2^-21 between 0.5 and 2 and 3 ULP elsewhere (WGSL specification, accuracy of built-in
-    functions), with l at most n; the score m and the sum round once each, half an ULP of |m| and of |L|.
+    Each is half a spacing, so together 2 ULP of the largest |O|, or of the largest weight, 1. Before that, a score is
+    a float32 itself: half an ULP of |s| is a relative error of that size in its weight w, and the scores that matter
+    lie near L. That moves w by at most twice that times w (1 - w), and O by that times v's mean distance from O, which
+    is no more than max |v|.
+    L = m + ln l: WGSL allows log an absolute error of 2^-21 between 0.5 and 2 and 3 ULP elsewhere (WGSL specification,
+    accuracy of built-in functions), with l at most n; m and the sum round once each, half an ULP of |m| and of |L|.
     """
     if isinstance(truth, reference.TrueGradients):
         return gradient_floors(truth)
+    score = 0.5 * ULP * largest(truth.lse)
     log = max(2.0**-21, 3 * ULP * np.log(max(1, truth.problem.Tk)))
     return {
-        "out": 2 * ULP * largest(truth.out),
-        "attn": 2 * ULP,
+        "out": 2 * ULP * largest(truth.out) + score * largest(truth.inputs[2]),
+        "attn": 2 * ULP + 0.5 * score,
         "lse": log + ULP * largest(truth.lse),
     }
 
@@ -210,7 +214,8 @@ def measure(field: str, got: np.ndarray, expected: np.ndarray, allowed: float, p
     if not error.size:
         return Row(field, 0.0, plain, allowed, 0.0, None, 0, 0.0, 0.0)
     place = np.unravel_index(np.argmax(misplaced if misplaced.any() else error), error.shape)
-    spacing = np.spacing(np.abs(expected[place]).astype(np.float32)) if finite[place] else np.inf
+    # Where the truth is 0, spacings there say nothing.
+    spacing = np.spacing(np.abs(expected[place]).astype(np.float32)) if finite[place] and expected[place] else np.inf
     return Row(
         field,
         error=float(error.max()),
@@ -250,10 +255,11 @@ def _walks(result: Result, truth: reference.Truth) -> tuple[Trace, Trace]:
 def _trace_bounds(got: Trace, exact: Trace, single: Trace, truth: reference.Truth) -> dict:
     """For m, l and alpha: the pair to compare, what is allowed, and what the float32 walk errs.
 
-    Floors as in `floors`: m rounds once, in the product with the scale, and l and alpha go through exp, a product and
-    a sum. They are counted in ULP of the largest m and l, and of alpha's largest value, 1.
+    Floors as in `floors`: m rounds once, in the product with the scale; l and alpha go through exp, a product and a
+    sum, 2 ULP of the largest l and of 1, and carry half an ULP of |m| as a relative error.
     """
-    floor = {"m": ULP * largest(exact.m), "l": 2 * ULP * largest(exact.l), "alpha": 2 * ULP}
+    score = 0.5 * ULP * largest(exact.m)
+    floor = {"m": 2 * score, "l": (2 * ULP + score) * largest(exact.l), "alpha": 2 * ULP + score}
     bounds = {}
     for name in floor:
         pair = getattr(got, name), getattr(exact, name)

@@ -49,6 +49,7 @@ class Plan:
         constants |= {"WRITE_ATTN": self.return_attn or self.kernel.materialises, "WRITE_TRACE": self.trace}
         if self.kernel.tiled:
             constants |= {"BLOCK_Q": self.block_q, "BLOCK_K": self.block_k}
+            constants["TILE_LANES"] = max(self.block_q, self.block_k)
         if self.kernel.max_keys:
             # A private row just long enough, to the next power of two: compilers take seconds over the longest.
             constants["MAX_KEYS"] = min(1 << max(6, (self.problem.Tk - 1).bit_length()), self.kernel.max_keys)
@@ -76,6 +77,10 @@ class Plan:
         queries, keys, rows = (p.B, p.Tq, p.H, p.D), (p.B, p.Tk, p.Hkv, p.D), (p.B, p.H, p.Tq)
         if buffer == "trace":
             return (*rows, -(-p.Tk // self.block_k), 4)
+        if buffer == "p_ds":
+            return (p.Tq, p.Tk, 2)
+        if buffer == "parts":
+            return ((-(-p.Tk // self.block_k) * p.Tq + 2 * -(-p.Tq // self.block_q) * p.Tk) * p.D,)
         shapes = dict.fromkeys(("q", "out", "dout", "dq"), queries) | dict.fromkeys(("k", "v", "dk", "dv"), keys)
         shapes |= dict.fromkeys(("lse", "delta"), rows) | dict.fromkeys(("attn", "dscores"), (*rows, p.Tk))
         return shapes[buffer]

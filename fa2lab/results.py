@@ -65,6 +65,32 @@ class Result:
 
 
 @dataclass(frozen=True, eq=False)
+class BackwardTrace:
+    """The backward pass of one batch and head, tile by tile, as the tiles were recomputed.
+
+    `p`, `ds`: `(Tq, Tk)`, 0 where masked. What each tile adds: `dq_parts` `(n_k_tiles, Tq, D)` by K tile, `dk_parts`
+    and `dv_parts` `(n_q_tiles, Tk, D)` by query tile; summed over the tiles they are this head's dQ, dK and dV.
+    `state`: uint8 `(n_q_tiles, n_k_tiles)`, `SKIPPED`, `PARTIAL` or `FULL`.
+    """
+
+    p: np.ndarray
+    ds: np.ndarray
+    dq_parts: np.ndarray
+    dk_parts: np.ndarray
+    dv_parts: np.ndarray
+    state: np.ndarray
+    block_q: int
+    block_k: int
+    kernel: str
+    adapter: str
+
+    @property
+    def label(self) -> str:
+        """`kernel on adapter`, the footer of every figure."""
+        return f"{self.kernel} on {self.adapter}"
+
+
+@dataclass(frozen=True, eq=False)
 class Gradients:
     """One attention backward: what a loss whose gradient by O is `dout` says to Q, K and V.
 

@@ -5,8 +5,8 @@ nested loops would, because that is what "plain float32 arithmetic" means here a
 """
 
 from fa2lab.reference.arithmetic import scores
-from fa2lab.reference.backward import TrueGradients, attention_backward, gradients, walk_backward
-from fa2lab.reference.forward import Truth, attend, attention, tiled, walk
+from fa2lab.reference.backward import TrueGradients, attention_backward, gradients, trace_backward, walk_backward
+from fa2lab.reference.forward import Truth, attend, attention, states, tiled, walk
 from fa2lab.reference.softmax import State, merge, online
 
 __all__ = [
@@ -20,7 +20,9 @@ __all__ = [
     "merge",
     "online",
     "scores",
+    "states",
     "tiled",
+    "trace_backward",
     "walk",
     "walk_backward",
 ]

@@ -9,8 +9,8 @@ import numpy as np
 
 from fa2lab.problem import Align, Problem, as_float32, pose, pose_backward
 from fa2lab.reference.arithmetic import heads_first, heads_last, largest, scores, sum_last, weigh
-from fa2lab.reference.forward import attend
-from fa2lab.results import Gradients
+from fa2lab.reference.forward import attend, states
+from fa2lab.results import BackwardTrace, Gradients
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +113,32 @@ def tile(problem: Problem, q, k, v, lse, delta, dout, seen) -> tuple[np.ndarray,
     weights = np.where(seen, np.exp(scores(q, k, problem.scale) - lse[..., None]), zero)
     ds = np.where(seen, weights * (scores(dout, v, 1.0) - delta[..., None]), zero)
     return weights, ds
+
+
+def trace_backward(
+    problem: Problem, q, k, v, out, lse, dout, block_q: int, block_k: int, dtype: type = np.float64
+) -> BackwardTrace:
+    """What each tile of `walk_backward` computes, for a problem of one batch and one head, which is posed already."""
+    p, seen = problem, problem.mask()
+    q, k, v = (np.asarray(x, dtype)[0, :, 0] for x in (q, k, v))
+    out, dout, lse = np.asarray(out, dtype)[0, :, 0], np.asarray(dout, dtype)[0, :, 0], np.asarray(lse, dtype)[0, 0]
+    scale = dtype(p.scale)
+    weights, ds = np.zeros((p.Tq, p.Tk), dtype), np.zeros((p.Tq, p.Tk), dtype)
+    dq_parts = np.zeros((-(-p.Tk // block_k), p.Tq, p.D), dtype)
+    dk_parts = np.zeros((-(-p.Tq // block_q), p.Tk, p.D), dtype)
+    dv_parts = np.zeros_like(dk_parts)
+    with np.errstate(all="ignore"):
+        delta = np.where(p.keys_seen() > 0, sum_last(dout * out), dtype(0))
+        for i, j in np.ndindex(len(dk_parts), len(dq_parts)):
+            r, c = slice(i * block_q, (i + 1) * block_q), slice(j * block_k, (j + 1) * block_k)
+            here = seen[r, c]
+            weights[r, c], ds[r, c] = tile(p, q[r], k[c], v[c], lse[r], delta[r], dout[r], here)
+            dq_parts[j, r] = weigh(ds[r, c], here, k[c]) * scale
+            dk_parts[i, c] = weigh(ds[r, c].T, here.T, q[r]) * scale
+            dv_parts[i, c] = weigh(weights[r, c].T, here.T, dout[r])
+    state = states(p, block_q, block_k)[0, 0, ::block_q]
+    label = "reference.trace_backward", f"NumPy {np.dtype(dtype).name}"
+    return BackwardTrace(weights, ds, dq_parts, dk_parts, dv_parts, state, block_q, block_k, *label)
 
 
 def _gathered(p: Problem, dq, dk, dv, kernel: str, dtype: type) -> Gradients:

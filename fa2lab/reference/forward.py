@@ -109,10 +109,11 @@ def walk(problem: Problem, q, k, v, block_q: int, block_k: int, dtype: type, *, 
     p = problem
     q, k, v = heads_first(problem, q, k, v, dtype)
     shape, n_tiles = (p.B, p.H, p.Tq), -(-p.Tk // block_k)
-    m, l = np.full(shape, -np.inf, dtype), np.zeros(shape, dtype)  # noqa: E741
+    # Like the kernel, the walk starts below every finite score; the trace shows -inf for a row that sees no key.
+    m, l = np.full(shape, np.finfo(dtype).min, dtype), np.zeros(shape, dtype)
     o = np.zeros((*shape, p.D), dtype)
     trace = Trace(
-        *(np.empty((*shape, n_tiles), dtype) for _ in range(3)), _states(p, block_q, block_k), block_q, block_k
+        *(np.empty((*shape, n_tiles), dtype) for _ in range(3)), states(p, block_q, block_k), block_q, block_k
     )
     visible, sees = p.mask(), p.keys_seen() > 0
     with np.errstate(all="ignore"):
@@ -138,7 +139,7 @@ def walk(problem: Problem, q, k, v, block_q: int, block_k: int, dtype: type, *, 
     return Result(heads_last(out), lse, "reference.tiled", label, problem, attn=attn, trace=trace)
 
 
-def _states(p: Problem, block_q: int, block_k: int) -> np.ndarray:
+def states(p: Problem, block_q: int, block_k: int) -> np.ndarray:
     """What each (query row, K tile) is, by positions alone: `(B, H, Tq, n_tiles)`; a tile's rows share its state."""
     rows = np.arange(p.Tq)
     seen = p.keys_seen()

@@ -148,7 +148,9 @@ fn write_attn(bh: u32, row: u32, lane: u32, seen: u32, m: f32, l: f32, n_tiles: 
     workgroupBarrier(); // publishes the K tile
     let n = min(max(seen, key0) - key0, BLOCK_K);
     for (var c = 0u; c < n; c++) {
-      attn[(bh * params.n_q + row) * params.n_k + key0 + c] = exp(score(lane, c) - m) / l;
+      // No score passes the maximum; saying so keeps compilers from fusing the scale's product with this subtraction,
+      // which would round it otherwise than the first walk did and cost a weight half an ULP of its score.
+      attn[(bh * params.n_q + row) * params.n_k + key0 + c] = exp(min(score(lane, c), m) - m) / l;
     }
   }
 }

@@ -1,0 +1,63 @@
+"""Which engine computes: the device that is asked for, the fastest adapter, or NumPy where there is none."""
+
+from __future__ import annotations
+
+import warnings
+from math import prod
+
+from fa2lab.data import physical_memory
+from fa2lab.errors import LimitError, NoAdapterError
+from fa2lab.gpu import Device
+from fa2lab.limits import BROWSER, Limits
+from fa2lab.plan import Plan
+
+NUMPY = "NumPy float32 on the CPU (no GPU adapter)"
+_default: Device | None = None
+
+
+def default_device() -> Device:
+    """The device that `attention` uses when none is named, made at first use. Raises `NoAdapterError`."""
+    global _default
+    if _default is None:
+        _default = Device()
+    return _default
+
+
+def choose(device: Device | str | None) -> Device | None:
+    """None stands for NumPy."""
+    if isinstance(device, Device):
+        return device
+    if device == "numpy":
+        return None
+    if device is not None:
+        raise TypeError(f'device must be a fa2lab.Device, "numpy" or None; got {device!r}.')
+    try:
+        return default_device()
+    except NoAdapterError as error:
+        _warn_once(str(error))
+        return None
+
+
+_warned = False
+
+
+def _warn_once(reason: str) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(f"NumPy computes on the CPU in place of a GPU. {reason}", RuntimeWarning, stacklevel=4)
+
+
+def check_host_memory(planned: Plan) -> None:
+    """Broadcast views can pose problems that no memory holds once they are written out."""
+    room = physical_memory()
+    need = 4 * sum(prod(planned.shape(name)) for name in {*planned.kernel.inputs, *planned.outputs})
+    if room is not None and need > room:
+        raise LimitError(
+            f"{planned.problem} needs {need:,} B for its arrays; this machine has {room:,} B. Smaller sizes fit."
+        )
+
+
+def limits_of(device: Device | None) -> Limits:
+    """NumPy walks the tiles that a browser's limits allow, so that both tell the same story."""
+    return device.limits if device else BROWSER
