@@ -6,13 +6,17 @@ import argparse
 import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from fa2lab import data, parity, reference
 from fa2lab.attention import attention
 from fa2lab.backward import attention_backward
 from fa2lab.errors import KernelError, NoAdapterError
+from fa2lab.gpt import PRESETS
+from fa2lab.gpt_attention import KernelAttention, NumpyAttention, original
 from fa2lab.gpu import Device
 from fa2lab.kernels import backward_kernels, kernels
 from fa2lab.problem import ALIGNMENTS
@@ -64,7 +68,32 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument("--adapter", help="a part of its name; `numpy` for none")
     how.add_argument("--compiler", choices=("naga", "tint"), default="naga")
     how.add_argument("--limits", choices=("adapter", "webgpu"), default="adapter")
+    _add_gate(verbs)
+    _add_train(verbs)
     return parser
+
+
+def _add_gate(verbs) -> None:
+    gate = verbs.add_parser("gate", help="train through the kernels, and hold the losses against NumPy's")
+    gate.set_defaults(run=_gate)
+    gate.add_argument("which", nargs="*", metavar="GATE", help="overfit, drift, shot (by default the first two)")
+    gate.add_argument("--preset", choices=tuple(PRESETS), help="of drift (tiny) and of shot (mega)")
+    gate.add_argument("--attention", choices=("fa2", "original"), default="fa2", help="which kernels train (fa2)")
+    gate.add_argument("--adapter", help="a part of its name; `numpy` for none")
+
+
+def _add_train(verbs) -> None:
+    train = verbs.add_parser("train", help="train a byte-level GPT and save its weights")
+    train.set_defaults(run=_train)
+    train.add_argument("--preset", choices=tuple(PRESETS), default="tiny")
+    train.add_argument("--steps", type=int, default=1000)
+    train.add_argument("--batch", type=int, default=8)
+    train.add_argument("--lr", type=float, default=3e-3, help="the peak of a cosine (0.003)")
+    train.add_argument("--seed", type=int, default=0)
+    train.add_argument("--text", metavar="FILE", help="what to train on (the project's own text)")
+    train.add_argument("--attention", choices=("numpy", "fa2", "original"), default="numpy")
+    train.add_argument("--checkpoint", metavar="FILE", help="save here as it goes, and go on from there if it exists")
+    train.add_argument("--weights", metavar="FILE", help="where the weights go at the end, as float16 safetensors")
 
 
 def _doctor(_arguments: argparse.Namespace) -> int:
@@ -99,6 +128,72 @@ def _parity(a: argparse.Namespace) -> int:
         found.append(parity.compare(gradients, reference.attention_backward(*arrays, dout, **problem)))
     print("\n".join(map(str, found)))
     return OK if all(f.ok for f in found) else NOT_OK
+
+
+def _gate(a: argparse.Namespace) -> int:
+    from fa2lab import gates
+
+    known = {"overfit", "drift", "shot"}
+    if strange := set(a.which) - known:
+        raise ValueError(f"No gate is called {', '.join(sorted(strange))}; there are {', '.join(sorted(known))}.")
+    device = "numpy" if a.adapter == "numpy" else Device(a.adapter) if a.adapter else None
+    make = KernelAttention if a.attention == "fa2" else original
+    ok = True
+    for which in a.which or ("overfit", "drift"):
+        if which == "shot":
+            for attention_kind in (original, KernelAttention):
+                print(gates.single_shot(PRESETS[a.preset or "mega"], attention_kind(device=device)))
+            continue
+        steps = {"overfit": 150, "drift": 50}[which]
+        with tqdm(total=steps, desc=which, leave=False) as bar:
+            watch = dict(steps=steps, progress=lambda _, loss, bar=bar: _advance(bar, loss))
+            kernels_at_work = make(device=device)
+            if which == "overfit":
+                gate = gates.overfit(kernels_at_work, **watch)
+            else:
+                gate = gates.drift(PRESETS[a.preset or "tiny"], kernels_at_work, **watch)
+        print(gate)
+        ok = ok and gate.ok
+    return OK if ok else NOT_OK
+
+
+def _train(a: argparse.Namespace) -> int:
+    from fa2lab import training
+
+    kinds = {"numpy": NumpyAttention, "fa2": KernelAttention, "original": original}
+    schedule = training.warm_cosine(a.lr, a.steps)
+    run = training.start(
+        PRESETS[a.preset],
+        kinds[a.attention](),
+        text=training.corpus(a.text),
+        batch_size=a.batch,
+        seed=a.seed,
+        lr=schedule,
+        decay=0.05,
+    )
+    if a.checkpoint and Path(a.checkpoint).is_file():
+        run.restore(a.checkpoint)
+    losses: list[float] = []
+    with tqdm(total=a.steps, initial=run.optimiser.step, desc=f"train {a.preset}") as bar:
+        try:
+            for loss in run.steps(a.steps - run.optimiser.step):
+                losses.append(loss)
+                _advance(bar, loss)
+                if a.checkpoint and run.optimiser.step % 100 == 0:
+                    run.save(a.checkpoint)
+        finally:  # an interrupted run loses nothing
+            if a.checkpoint:
+                run.save(a.checkpoint)
+    if losses:
+        print(f"{run.model.attention.name}: loss {sum(losses[-100:]) / len(losses[-100:]):.3f} after {a.steps} steps")
+    if a.weights:
+        training.save_weights(run.model, a.weights, command=" ".join(["python -m fa2lab", *sys.argv[1:]]))
+    return OK
+
+
+def _advance(bar: tqdm, loss: float) -> None:
+    bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+    bar.update()
 
 
 def _device(a: argparse.Namespace) -> Device | str | None:
