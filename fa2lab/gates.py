@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -56,7 +57,7 @@ def overfit(attention: Attention, *, steps: int = 150, progress: Progress | None
     with a wrong gradient as well.
     """
     losses = _memorise(attention, steps, progress)
-    expected = _memorise(NumpyAttention(), steps, None)
+    expected = _memorised_by_numpy(steps)
     apart = float(np.abs(losses - expected).max())
     begins = abs(losses[0] - np.log(256)) < 0.1
     reason = (
@@ -65,6 +66,11 @@ def overfit(attention: Attention, *, steps: int = 150, progress: Progress | None
     )
     ok = bool(begins and losses[-1] < LEARNED_BELOW and apart <= OVERFIT_NATS)
     return Gate("overfit", losses, expected, attention.name, attention.adapter, ok, reason)
+
+
+@cache
+def _memorised_by_numpy(steps: int) -> np.ndarray:
+    return _memorise(NumpyAttention(), steps, None)
 
 
 def _memorise(attention: Attention, steps: int, progress: Progress | None) -> np.ndarray:
@@ -84,13 +90,18 @@ def drift(
 ) -> Gate:
     """The same seed trained on this attention and on NumPy's: the losses stay together at every step."""
     losses = _follow(start(preset, attention, lr=3e-3, batch_size=batch_size), steps, progress)
-    expected = _follow(start(preset, NumpyAttention(), lr=3e-3, batch_size=batch_size), steps, None)
+    expected = _followed_by_numpy(preset, steps, batch_size)
     worst = float(np.abs(losses / expected - 1).max())
     reason = (
         f"Loss {losses[0]:.3f} to {losses[-1]:.3f} in {steps} steps; largest drift {worst:.1e} "
         f"({DRIFT_ALLOWED:g} allowed here, {DRIFT_BOUND:.0%} in the original)."
     )
     return Gate("drift", losses, expected, attention.name, attention.adapter, worst <= DRIFT_ALLOWED, reason)
+
+
+@cache
+def _followed_by_numpy(preset: Preset, steps: int, batch_size: int) -> np.ndarray:
+    return _follow(start(preset, NumpyAttention(), lr=3e-3, batch_size=batch_size), steps, None)
 
 
 def _follow(run: Run, steps: int, progress: Progress | None) -> np.ndarray:
