@@ -1,39 +1,25 @@
-"""Inputs: synthetic Q, K, V by the name of their pattern, the bytes of a text, and files of a user's own."""
+"""Inputs by the name of their pattern: synthetic, the bytes of a text, or a trained model's own Q, K and V on it."""
 
 from __future__ import annotations
 
-import os
-import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from fa2lab.errors import LimitError, ShapeError
+from fa2lab.errors import LimitError
+from fa2lab.files import Arrays, load
+from fa2lab.limits import physical_memory
 
 PATTERNS = {
     "random": "independent normal numbers: attention without structure",
     "text": "the bytes of a text through a fixed random projection: equal bytes attend to each other",
+    "model": "what the heads of a small trained GPT make of a text: Q, K and V as attention gets them",
     "needle": "one key answers every query that may see it, the others whisper",
     "equal": "all keys alike: every row is the plain average of the values it sees",
     "band": "each query's best keys are its near past",
     "huge": "scores in the hundreds: softmax as a choice, and a test of the running maximum",
 }
 SAMPLE_TEXT = Path(__file__).parent / "wgsl" / "fa2_forward.wgsl"
-
-
-@dataclass(frozen=True, eq=False)
-class Arrays:
-    """q `(B, Tq, H, D)`, k and v `(B, Tk, Hkv, D)`, and a file's `out` if it had one."""
-
-    q: np.ndarray
-    k: np.ndarray
-    v: np.ndarray
-    out: np.ndarray | None = None
-
-    def __iter__(self):
-        """q, k, v: so that `fa.attention(*arrays)` reads well."""
-        return iter((self.q, self.k, self.v))
 
 
 def make(
@@ -50,8 +36,9 @@ def make(
 ) -> Arrays:
     """Float32 inputs of a named pattern (`PATTERNS`), the same for the same seed.
 
-    `text` is what the pattern "text" reads, by default the project's own `fa2_forward.wgsl`, repeated to T bytes.
-    Raises `ValueError` for an unknown pattern or a size below 1 and `LimitError` for sizes that memory cannot hold.
+    `text` is what the patterns "text" and "model" read, by default the project's own `fa2_forward.wgsl`, over again
+    where it is short. Raises `ValueError` for an unknown pattern, a size below 1 or more heads than the model has, and
+    `LimitError` for sizes that memory cannot hold.
     """
     if pattern not in PATTERNS:
         raise ValueError(f"No input pattern is called {pattern!r}; there are {', '.join(map(repr, PATTERNS))}.")
@@ -65,7 +52,11 @@ def make(
     q = rng.standard_normal((B, T, H, D), np.float32)
     k = rng.standard_normal((B, Tk, Hkv, D), np.float32)
     v = rng.standard_normal((B, Tk, Hkv, D), np.float32)
-    if pattern == "text":
+    if pattern == "model":
+        from fa2lab.trained import heads_on  # the model brings the engines along, which other inputs need not
+
+        q, k, v = heads_on(_tokens(text, B, max(T, Tk)), rng, T, Tk, H, Hkv, D)
+    elif pattern == "text":
         q, k, v = _text(rng, text, B, T, Tk, H, Hkv, D)
     elif pattern == "needle":
         needle = rng.standard_normal(D).astype(np.float32)
@@ -84,12 +75,7 @@ def make(
 
 def _text(rng, text, B, T, Tk, H, Hkv, D):
     """Each byte value gets a vector per head; position adds a little, so that repeats nearby win over far ones."""
-    raw = text.encode() if isinstance(text, str) else text
-    raw = SAMPLE_TEXT.read_bytes() if raw is None else raw
-    if not raw:
-        raise ValueError("The text is empty; one byte is the least to attend to.")
-    length = B * max(T, Tk)
-    tokens = np.frombuffer((raw * (length // len(raw) + 1))[:length], np.uint8).reshape(B, -1)
+    tokens = _tokens(text, B, max(T, Tk))
     keys = rng.standard_normal((256, Hkv, D)).astype(np.float32)
     values = rng.standard_normal((256, Hkv, D)).astype(np.float32)
     queries = np.repeat(keys, H // Hkv, axis=1) if H % Hkv == 0 else rng.standard_normal((256, H, D)).astype(np.float32)
@@ -99,39 +85,21 @@ def _text(rng, text, B, T, Tk, H, Hkv, D):
     return q, k, values[tokens[:, :Tk]]
 
 
+def _tokens(text: str | bytes | None, B: int, length: int) -> np.ndarray:
+    """The text's first bytes, `(B, length)`, over again where it is shorter."""
+    raw = text.encode() if isinstance(text, str) else text
+    raw = SAMPLE_TEXT.read_bytes() if raw is None else raw
+    if not raw:
+        raise ValueError("The text is empty; one byte is the least to attend to.")
+    return np.frombuffer((raw * (B * length // len(raw) + 1))[: B * length], np.uint8).reshape(B, length)
+
+
 def _places(T: int, H: int, D: int, offset: int) -> np.ndarray:
     """Sinusoids of the position, `(T, H, D)`: their dot product falls off with distance, faster in later heads."""
     pairs = np.arange((D + 1) // 2)
     angle = (np.arange(T) + offset)[:, None, None] * 0.6**pairs * (1 + np.arange(H))[:, None] / H
     waves = np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)[..., :D]
     return (2.5 * waves).astype(np.float32)
-
-
-def load(path: str | os.PathLike) -> Arrays:
-    """A user's own arrays from an `.npz` file with q, k and v `(B, T, H, D)` and optionally out.
-
-    Raises `FileNotFoundError`, `ValueError` for a file that is no npz and `ShapeError` for one that lacks an array.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file {path}; expected an .npz with the arrays q, k and v.")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise ValueError("it holds a single array")
-            found = {name: file[name] for name in file.files if name in ("q", "k", "v", "out")}
-            names = file.files
-    except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
-        raise ValueError(
-            f"{path} does not read as an .npz of plain arrays ({error}); write one by np.savez(path, q=q, k=k, v=v)."
-        ) from error
-    missing = [name for name in "qkv" if name not in found]
-    if missing:
-        raise ShapeError(
-            f"{path} lacks {', '.join(missing)}; it holds {', '.join(names) or 'nothing'}. "
-            "Expected q (B, Tq, H, D), k and v (B, Tk, Hkv, D), and optionally out."
-        )
-    return Arrays(found["q"], found["k"], found["v"], found.get("out"))
 
 
 def _check_memory(need: int, sizes: dict[str, int]) -> None:
@@ -143,9 +111,4 @@ def _check_memory(need: int, sizes: dict[str, int]) -> None:
         )
 
 
-def physical_memory() -> int | None:
-    """Bytes of memory of this machine, None where the system does not say."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
+__all__ = ["PATTERNS", "Arrays", "load", "make"]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import warnings
 from math import prod
 
-from fa2lab.data import physical_memory
 from fa2lab.errors import LimitError, NoAdapterError
 from fa2lab.gpu import Device
-from fa2lab.limits import BROWSER, Limits
+from fa2lab.limits import BROWSER, Limits, physical_memory
 from fa2lab.plan import Plan
 
 NUMPY = "NumPy float32 on the CPU (no GPU adapter)"

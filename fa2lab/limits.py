@@ -1,7 +1,8 @@
-"""What a device can hold, as numbers that the planner can reckon with."""
+"""What a device and this machine can hold, as numbers that the planner can reckon with."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 
@@ -40,3 +41,11 @@ BROWSER = Limits(
     buffer_bytes=256 << 20,
     workgroups=65_535,
 )
+
+
+def physical_memory() -> int | None:
+    """Bytes of memory of this machine, None where the system does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
