@@ -27,12 +27,13 @@ OK, NOT_OK, BAD_INPUT = 0, 1, 2
 def main(argv: list[str] | None = None) -> int:
     """Run one verb; the exit status is 0 for yes, 1 for no and 2 for input that makes no sense."""
     arguments = _parser().parse_args(argv)
-    warnings.showwarning = lambda message, *_: print(f"fa2lab: {message}", file=sys.stderr)
-    try:
-        return arguments.run(arguments)
-    except (ValueError, TypeError, KernelError, NoAdapterError, OSError) as error:
-        print(f"fa2lab: {error}", file=sys.stderr)
-        return BAD_INPUT
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: print(f"fa2lab: {message}", file=sys.stderr)
+        try:
+            return arguments.run(arguments)
+        except (ValueError, TypeError, KernelError, NoAdapterError, OSError) as error:
+            print(f"fa2lab: {error}", file=sys.stderr)
+            return BAD_INPUT
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fa2lab import reference
-from fa2lab.engine import NUMPY, check_host_memory, choose, limits_of
+from fa2lab.engine import NUMPY, check_host_memory, choose, limits_of, numpy_runs
 from fa2lab.gpu import Device
 from fa2lab.kernels import Kernel
 from fa2lab.launch import launch
@@ -48,8 +48,8 @@ def attention(
     problem, *arrays = pose(q, k, v, causal=causal, scale=scale, align=align)
     device = choose(device)
     wishes = dict(block_q=block_q, block_k=block_k, return_attn=return_attn, trace=trace)
+    check_host_memory(problem, queries=2, keys=2, scores=int(return_attn))
     planned = plan(problem, limits_of(device), kernel, **wishes)
-    check_host_memory(planned)
     arrays = [as_float32(x) for x in arrays]
     if device is None:
         return forward_on_numpy(planned, *arrays)
@@ -58,21 +58,22 @@ def attention(
 
 
 def forward_on_numpy(planned: Plan, q, k, v) -> Result:
-    name, problem = planned.kernel.name, planned.problem
+    problem = planned.problem
+    numpy_runs(planned.kernel)
     if planned.kernel.tiled:
         blocks = planned.block_q, planned.block_k
         result = reference.walk(problem, q, k, v, *blocks, np.float32, return_attn=planned.return_attn)
         result = result if planned.trace else replace(result, trace=None)
     else:
         result = reference.attend(problem, q, k, v, np.float32, return_attn=planned.return_attn)
-    return replace(result, kernel=name, adapter=NUMPY)
+    return replace(result, kernel=planned.kernel.name, adapter=NUMPY)
 
 
 def _result(planned: Plan, got: dict[str, np.ndarray], device: Device, device_bytes: int) -> Result:
     return Result(
         got["out"],
         got["lse"],
-        planned.kernel.name,
+        planned.kernel.label,
         str(device.adapter),
         planned.problem,
         attn=got.get("attn"),

@@ -10,7 +10,7 @@ import numpy as np
 
 from fa2lab import reference
 from fa2lab.attention import forward_on_numpy
-from fa2lab.engine import NUMPY, check_host_memory, choose, limits_of
+from fa2lab.engine import NUMPY, check_host_memory, choose, limits_of, numpy_runs
 from fa2lab.gpu import Device
 from fa2lab.kernels import BACKWARD_TRACE, Kernel, backward_kernels, kernels
 from fa2lab.launch import launch
@@ -50,15 +50,15 @@ def attention_backward(
     """
     problem, *arrays = pose(q, k, v, causal=causal, scale=scale, align=align)
     rest = pose_backward(problem, out=out, lse=lse, dout=dout)
+    check_host_memory(problem, queries=4, keys=4)
     device = choose(device)
     planned = plan(problem, limits_of(device), kernel, table=backward_kernels(), block_q=block_q, block_k=block_k)
-    check_host_memory(planned)
     inputs = {name: as_float32(x) for name, x in (dict(zip("qkv", arrays, strict=True)) | rest).items()}
     if device is None:
         return _backward_on_numpy(planned, inputs)
     got, device_bytes = launch(planned, {name: inputs[name] for name in planned.kernel.inputs}, device)
     return Gradients(
-        got["dq"], got["dk"], got["dv"], planned.kernel.name, str(device.adapter), problem, planned, device_bytes
+        got["dq"], got["dk"], got["dv"], planned.kernel.label, str(device.adapter), problem, planned, device_bytes
     )
 
 
@@ -82,18 +82,18 @@ def attention_grad(
     """
     problem, *arrays = pose(q, k, v, causal=causal, scale=scale, align=align)
     rest = pose_backward(problem, dout=dout)
+    check_host_memory(problem, queries=4, keys=4)
     device = choose(device)
     table = {name: backward.after_forward() for name, backward in backward_kernels().items()}
     kernel = kernel.after_forward() if isinstance(kernel, Kernel) else kernel
     planned = plan(problem, limits_of(device), kernel, table=table, block_q=block_q, block_k=block_k)
-    check_host_memory(planned)
     inputs = {name: as_float32(x) for name, x in (dict(zip("qkv", arrays, strict=True)) | rest).items()}
     if device is None:
         forward = replace(planned, kernel=kernels()["fa2_forward"])
         result = forward_on_numpy(forward, inputs["q"], inputs["k"], inputs["v"])
         return result, _backward_on_numpy(planned, inputs | {"out": result.out, "lse": result.lse})
     got, device_bytes = launch(planned, inputs, device)
-    label = planned.kernel.name, str(device.adapter), problem
+    label = planned.kernel.label, str(device.adapter), problem
     gradients = Gradients(got["dq"], got["dk"], got["dv"], *label, planned, device_bytes)
     return Result(got["out"], got["lse"], *label, plan=planned, device_bytes=device_bytes), gradients
 
@@ -130,9 +130,11 @@ def backward_trace(
     device = choose(device)
     tiles = plan(whole, limits_of(device), "fa2", table=backward_kernels(), block_q=block_q, block_k=block_k)
     problem = replace(whole, B=1, H=1, Hkv=1)
+    check_host_memory(
+        problem, queries=3 + -(-whole.Tk // tiles.block_k), keys=2 + 2 * -(-whole.Tq // tiles.block_q), scores=2
+    )
     blocks = dict(block_q=tiles.block_q, block_k=tiles.block_k)
     planned = plan(problem, limits_of(device), BACKWARD_TRACE, **blocks)
-    check_host_memory(planned)
     heads = dict(zip("qkv", (head, head // whole.group, head // whole.group), strict=True)) | {
         "out": head,
         "dout": head,
@@ -165,6 +167,7 @@ def _cut(parts: np.ndarray, planned: Plan) -> Iterator[np.ndarray]:
 
 
 def _backward_on_numpy(planned: Plan, inputs: dict[str, np.ndarray]) -> Gradients:
+    numpy_runs(planned.kernel)
     if planned.kernel.materialises:
         arrays = (inputs[name] for name in ("q", "k", "v", "dout"))
         found = reference.gradients(planned.problem, *arrays, np.float32)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from math import prod
 
-from fa2lab.errors import LimitError, NoAdapterError
+from fa2lab.errors import KernelError, LimitError, NoAdapterError
 from fa2lab.gpu import Device
+from fa2lab.kernels import Kernel
 from fa2lab.limits import BROWSER, Limits, physical_memory
-from fa2lab.plan import Plan
+from fa2lab.problem import Problem
 
 NUMPY = "NumPy float32 on the CPU (no GPU adapter)"
 _default: Device | None = None
@@ -47,14 +47,22 @@ def _warn_once(reason: str) -> None:
         warnings.warn(f"NumPy computes on the CPU in place of a GPU. {reason}", RuntimeWarning, stacklevel=4)
 
 
-def check_host_memory(planned: Plan) -> None:
-    """Broadcast views can pose problems that no memory holds once they are written out."""
+def check_host_memory(p: Problem, *, queries: int, keys: int, scores: int = 0) -> None:
+    """Refuse what no memory holds once it is written out: broadcast views can pose such problems.
+
+    `queries`, `keys` and `scores` say how many arrays of Q's and of K's shape, and of `(B, H, Tq, Tk)`, there will be.
+    Raises `LimitError`.
+    """
     room = physical_memory()
-    need = 4 * sum(prod(planned.shape(name)) for name in {*planned.kernel.inputs, *planned.outputs})
+    need = 4 * p.B * (queries * p.Tq * p.H * p.D + keys * p.Tk * p.Hkv * p.D + scores * p.H * p.Tq * p.Tk)
     if room is not None and need > room:
-        raise LimitError(
-            f"{planned.problem} needs {need:,} B for its arrays; this machine has {room:,} B. Smaller sizes fit."
-        )
+        raise LimitError(f"{p} needs {need:,} B for its arrays; this machine has {room:,} B. Smaller sizes fit.")
+
+
+def numpy_runs(kernel: Kernel) -> None:
+    """NumPy computes by code of its own, so it cannot stand in for an edited kernel. Raises `KernelError`."""
+    if kernel.edits:
+        raise KernelError(f"{kernel.label} needs a GPU adapter, hardware or software; NumPy does not run WGSL.")
 
 
 def limits_of(device: Device | None) -> Limits:

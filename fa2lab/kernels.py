@@ -61,9 +61,12 @@ class Kernel:
     def edited(self, old: str, new: str, *, file: str | None = None) -> Kernel:
         """This kernel with `old` replaced by `new` in one file's text: to try an idea, or to break it on purpose.
 
-        Raises `KernelError` unless `old` stands there exactly once.
+        Raises `KernelError` unless the file is one of the passes' own and `old` stands there exactly once.
         """
         file = file or self.passes[0].file
+        files = [stage.file for stage in self.passes]
+        if file not in files:
+            raise KernelError(f"{self.name} is written in {', '.join(files)}; {file}.wgsl cannot be edited by it.")
         text = self.text(file)
         if text.count(old) != 1:
             raise KernelError(
@@ -71,6 +74,11 @@ class Kernel:
             )
         edits = dict(self.edits) | {file: text.replace(old, new)}
         return replace(self, edits=tuple(edits.items()))
+
+    @property
+    def label(self) -> str:
+        """Its name, and whether its text is the project's own."""
+        return f"{self.name} (edited)" if self.edits else self.name
 
     @property
     def buffers(self) -> tuple[str, ...]:

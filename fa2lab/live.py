@@ -11,8 +11,23 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ipywidgets
+import traitlets
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+STALE = "fa2lab-stale"
+_STYLE_SHEET = f"<style>.{STALE} {{ opacity: 0.35 }}</style>"  # ipywidgets' Layout knows no opacity
+
+
+class _Picture(ipywidgets.Image):
+    """An Image that may have a tooltip: JupyterLab's view of one reads a description, which Image lacks."""
+
+    description = traitlets.Unicode("").tag(sync=True)
+
+    def dim(self, stale: bool) -> None:
+        """Pale while it shows older values than the controls do."""
+        (self.add_class if stale else self.remove_class)(STALE)
+
 
 # One worker for all views: one kernel run in flight, and no two threads in matplotlib.
 _WORKER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fa2lab-view")
@@ -25,7 +40,8 @@ class View:
     `compute(**values)`: the slow part, returns whatever `draw` takes.
     `draw(figure, result)`: updates the figure in place and returns its alternative text, one sentence.
     `figure`: made once, by the caller, and never by pyplot, which would keep it alive.
-    `words(result)`: HTML shown above the picture, say a verdict; optional.
+    `words(result)`: HTML shown above the picture, say a verdict; optional. It gets `words_height`, whatever it says, so
+    that the picture stays where it is.
 
     A move while a computation is in flight replaces the one that waits. An error in `compute` or `draw` shows its
     sentence and dims the picture, which is then that of older values; the next good value recovers. `refresh` does the
@@ -40,6 +56,7 @@ class View:
         figure: Figure,
         *,
         words: Callable[[Any], str] | None = None,
+        words_height: str = "32px",
         layout: Callable[[list[ipywidgets.Widget]], ipywidgets.Widget] | None = None,
     ):
         self.controls = dict(controls)
@@ -47,16 +64,18 @@ class View:
         self._canvas = FigureCanvasAgg(figure)
         self._task: asyncio.Task | None = None
         self._wanted = False  # a control moved since the last computation started
+        self._refreshes = 0  # so that a computation in flight does not overtake a later refresh
         self._serial = threading.Lock()  # a test's refresh and the worker never draw at once
         width, height = (int(inches * 96) for inches in figure.get_size_inches())
         # The height is fixed, so that nothing below the picture ever moves.
-        self.image = ipywidgets.Image(
+        self.image = _Picture(
             format="png",
             layout=ipywidgets.Layout(width=f"{width}px", height=f"{height}px", max_width="100%", object_fit="contain"),
         )
-        self.status = ipywidgets.HTML(layout=ipywidgets.Layout(min_height="28px"))
+        self.status = ipywidgets.HTML(layout=ipywidgets.Layout(height=words_height, overflow="auto"))
         rows = layout or (lambda widgets: ipywidgets.HBox(widgets, layout=ipywidgets.Layout(flex_flow="row wrap")))
-        self.widget = ipywidgets.VBox([rows(list(self.controls.values())), self.status, self.image])
+        style = ipywidgets.HTML(_STYLE_SHEET, layout=ipywidgets.Layout(display="none"))
+        self.widget = ipywidgets.VBox([style, rows(list(self.controls.values())), self.status, self.image])
         for control in self.controls.values():
             control.observe(self._moved, names="value")
         self.refresh()
@@ -80,6 +99,7 @@ class View:
 
     def refresh(self) -> None:
         """Compute and draw for the controls as they stand, now. Raises what `compute` and `draw` raise."""
+        self._refreshes += 1
         try:
             self._show(*self._render(self.values))
         except Exception as error:
@@ -108,21 +128,23 @@ class View:
             except Exception:
                 pass  # it stands in the view already
             return
-        self.image.layout.opacity = "0.4"  # until it is the picture of the shown controls again
+        self.image.dim(True)  # until it is the picture of the shown controls again
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._follow())
 
     async def _follow(self) -> None:
         loop = asyncio.get_running_loop()
         while self._wanted:
-            self._wanted = False
+            self._wanted, refreshes = False, self._refreshes
             try:
                 shown = await loop.run_in_executor(_WORKER, self._render, self.values)
             except Exception as error:
-                if not self._wanted:
+                if not self._wanted and refreshes == self._refreshes:
                     self._show_error(error)
             else:
-                if not self._wanted:  # else a newer request waits, and this is no longer what the controls say
+                if (
+                    not self._wanted and refreshes == self._refreshes
+                ):  # else a newer request waits, and this is no longer what the controls say
                     self._show(*shown)
 
     def _render(self, values: dict[str, Any]) -> tuple[bytes, str, str]:
@@ -137,10 +159,10 @@ class View:
         self.image.value = png
         self.image.tooltip = text  # the <img>'s title, its name for a screen reader
         self.status.value = words
-        self.image.layout.opacity = "1"
+        self.image.dim(False)
 
     def _show_error(self, error: Exception) -> None:
         sentence = html.escape(f"{error}" or type(error).__name__)
         self.status.value = f'<span role="alert" style="color:#cf222e"><b>Not computed:</b> {sentence}</span>'
-        self.image.layout.opacity = "0.25"
+        self.image.dim(True)
         self.image.tooltip = "An older picture: the shown values could not be computed."

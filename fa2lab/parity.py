@@ -93,6 +93,8 @@ class Comparison:
             f"\n{self.departure}" if self.departure else ""
         )
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         colour, mark = ("#1a7f37", "✓ within float32") if self.ok else ("#cf222e", "✗ not within float32")
         cell = "padding:2px 10px;text-align:left"

@@ -38,12 +38,18 @@ class State:
     def of(s, v, dtype: type = np.float64) -> State:
         """The state of a block of scores `(n,)` with their values `(n, D)`, or `(n,)` for D = 1."""
         s = np.asarray(s, dtype)
-        v = np.asarray(v, dtype).reshape(len(s), -1)
+        v = _columns(v, dtype)
         if not len(s):
-            return State.empty(v.shape[1] or 1, dtype)
+            return State.empty(v.shape[1], dtype)
         m = s.max()
         e = np.exp(s - m)
         return State(m, sum_last(e), weigh(e[None], np.True_, v)[0])
+
+
+def _columns(v, dtype: type) -> np.ndarray:
+    """(n,) → (n, 1), and (n, D) as it is."""
+    v = np.asarray(v, dtype)
+    return v[:, None] if v.ndim == 1 else v
 
 
 def merge(a: State, b: State) -> State:
@@ -63,7 +69,7 @@ def online(s, v, dtype: type = np.float64) -> Iterator[State]:
     Source: Milakov and Gimelshein, arXiv:1805.02867, algorithm 3, with the values carried along.
     """
     s = np.asarray(s, dtype)
-    v = np.asarray(v, dtype).reshape(len(s), -1)
+    v = _columns(v, dtype)
     state = State.empty(v.shape[1], dtype)
     yield state
     for s_j, v_j in zip(s, v, strict=True):

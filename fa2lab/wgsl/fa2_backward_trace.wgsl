@@ -48,7 +48,7 @@ fn fa2_backward_trace(@builtin(workgroup_id) tile: vec3<u32>, @builtin(local_inv
           s += q[row * HEAD_DIM + d] * k[(key0 + c) * HEAD_DIM + d];
           dp += dout[row * HEAD_DIM + d] * v[(key0 + c) * HEAD_DIM + d];
         }
-        p = exp(s * params.scale - lse[row]);
+        p = exp_shift(s * params.scale - lse[row]);
         ds = p * (dp - delta[row]);
       }
       p_tile[lane * BLOCK_K + c] = p;

@@ -78,7 +78,7 @@ fn fa2_dkv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocatio
           s += q_tile[r * HEAD_DIM + d] * k_tile[lane * HEAD_DIM + d];
           dp += dout_tile[r * HEAD_DIM + d] * v_tile[lane * HEAD_DIM + d];
         }
-        let p = exp(s * params.scale - lse[bh * params.n_q + row0 + r]);
+        let p = exp_shift(s * params.scale - lse[bh * params.n_q + row0 + r]);
         let ds = p * (dp - delta[bh * params.n_q + row0 + r]);
         for (var d = 0u; d < HEAD_DIM; d++) {
           dv_row[d] += p * dout_tile[r * HEAD_DIM + d];

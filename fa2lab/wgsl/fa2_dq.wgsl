@@ -76,7 +76,7 @@ fn fa2_dq(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation
         s += q_tile[lane * HEAD_DIM + d] * k_tile[c * HEAD_DIM + d];
         dp += dout_tile[lane * HEAD_DIM + d] * v_tile[c * HEAD_DIM + d];
       }
-      let p = exp(s * params.scale - row_lse);
+      let p = exp_shift(s * params.scale - row_lse);
       let ds = p * (dp - row_delta);
       for (var d = 0u; d < HEAD_DIM; d++) {
         dq_row[d] += ds * k_tile[c * HEAD_DIM + d];

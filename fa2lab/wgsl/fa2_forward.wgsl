@@ -101,13 +101,13 @@ fn fa2_forward(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invoc
       s[c] = score(lane, c);
       m_new = max(m_new, s[c]);
     }
-    let alpha = exp(m - m_new);
+    let alpha = exp_shift(m - m_new);
     l *= alpha;
     for (var d = 0u; d < HEAD_DIM; d++) {
       o[d] *= alpha;
     }
     for (var c = 0u; c < n; c++) {
-      let p = exp(s[c] - m_new);
+      let p = exp_shift(s[c] - m_new);
       l += p;
       for (var d = 0u; d < HEAD_DIM; d++) {
         o[d] += p * v_tile[c * HEAD_DIM + d];
@@ -125,7 +125,7 @@ fn fa2_forward(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invoc
     for (var d = 0u; d < HEAD_DIM; d++) {
       out[at + d] = select(o[d] / l, 0.0, seen == 0u);
     }
-    lse[bh * params.n_q + row] = select(m + log(l), params.neg_inf, seen == 0u);
+    lse[bh * params.n_q + row] = select(m + log_sum(l), params.neg_inf, seen == 0u);
     if (WRITE_TRACE) {
       for (; j < n_tiles; j++) {
         trace[(bh * params.n_q + row) * n_tiles + j] = vec4<f32>(m, l, 1.0, TILE_SKIPPED);
@@ -150,7 +150,7 @@ fn write_attn(bh: u32, row: u32, lane: u32, seen: u32, m: f32, l: f32, n_tiles: 
     for (var c = 0u; c < n; c++) {
       // No score passes the maximum; saying so keeps compilers from fusing the scale's product with this subtraction,
       // which would round it otherwise than the first walk did and cost a weight half an ULP of its score.
-      attn[(bh * params.n_q + row) * params.n_k + key0 + c] = exp(min(score(lane, c), m) - m) / l;
+      attn[(bh * params.n_q + row) * params.n_k + key0 + c] = exp_shift(min(score(lane, c), m) - m) / l;
     }
   }
 }

@@ -44,7 +44,7 @@ fn fused_sv(@builtin(global_invocation_id) id: vec3<u32>) {
 
   var l = 0.0;
   for (var key = 0u; key < seen; key++) {
-    s[key] = exp(s[key] - m);
+    s[key] = exp_shift(s[key] - m);
     l += s[key];
   }
 
@@ -55,7 +55,7 @@ fn fused_sv(@builtin(global_invocation_id) id: vec3<u32>) {
     }
     out[q_row + d] = select(o / l, 0.0, seen == 0u);
   }
-  lse[bh * params.n_q + row] = select(m + log(l), params.neg_inf, seen == 0u);
+  lse[bh * params.n_q + row] = select(m + log_sum(l), params.neg_inf, seen == 0u);
 
   if (WRITE_ATTN) {
     for (var key = 0u; key < seen; key++) {

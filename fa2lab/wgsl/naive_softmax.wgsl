@@ -29,10 +29,10 @@ fn naive_softmax(@builtin(global_invocation_id) id: vec3<u32>) {
   }
   var l = 0.0;
   for (var key = 0u; key < seen; key++) {
-    l += exp(attn[start + key] - m);
+    l += exp_shift(attn[start + key] - m);
   }
   for (var key = 0u; key < params.n_k; key++) {
-    attn[start + key] = select(0.0, exp(attn[start + key] - m) / l, key < seen);
+    attn[start + key] = select(0.0, exp_shift(attn[start + key] - m) / l, key < seen);
   }
-  lse[bh * params.n_q + row] = select(m + log(l), params.neg_inf, seen == 0u);
+  lse[bh * params.n_q + row] = select(m + log_sum(l), params.neg_inf, seen == 0u);
 }

@@ -39,6 +39,16 @@ fn kv_start(bh: u32, key: u32) -> u32 {
   return (((bh / params.n_heads) * params.n_k + key) * params.n_kv_heads + kv_head) * HEAD_DIM;
 }
 
+// exp and log where a NaN stays a NaN and log(0) is -inf. WGSL lets a driver take it that neither NaN nor infinity
+// exists, and some make numbers of them. A comparison with NaN is false, whatever a driver takes; l is never negative.
+fn exp_shift(x: f32) -> f32 {
+  return select(x, exp(x), x < 3.0e38);
+}
+
+fn log_sum(l: f32) -> f32 {
+  return select(select(l, params.neg_inf, l == 0.0), log(l), l > 0.0);
+}
+
 fn ceil_div(a: u32, b: u32) -> u32 {
   return (a + b - 1u) / b;
 }

@@ -1,0 +1,360 @@
+"""Pictures: arrays in, matplotlib Axes out. Computes nothing beyond what presentation needs.
+
+Every function draws afresh on the Axes or Figure it is handed, so calling it again updates a picture in place. Colour
+is never alone: what it says also stands in hatching, marks, lightness or words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, MultipleLocator
+
+from fa2lab.results import FULL, PARTIAL, SKIPPED, TILE_STATES, Trace
+
+if TYPE_CHECKING:
+    from matplotlib.figure import SubFigure
+
+    from fa2lab.parity import Row
+
+INK, CALM = "#1f2328", "#6e7781"  # text, and what steps back
+KERNEL, PLAIN, BOUND = "#0b5394", "#e0a030", "#1f2328"  # dark, light and black: apart in lightness too
+MOST_LABELS = 48  # more tick strings than this do not fit a side
+MOST_TILE_LINES = 64  # a finer tile grid would cover what it divides
+
+
+def figure(width: float = 9.6, height: float = 6.4) -> Figure:
+    """A white figure of so many inches that lays itself out and belongs to no pyplot."""
+    return Figure(figsize=(width, height), dpi=120, facecolor="white", layout="constrained")
+
+
+def footer(figure: Figure | SubFigure, text: str) -> None:
+    """The line at the foot of a figure that says who computed it: kernel and adapter. A second call replaces it."""
+    figure.supxlabel(text, x=0.01, ha="left", fontsize=8, color=CALM, parse_math=False)
+
+
+def heatmap(
+    ax: Axes,
+    weights: np.ndarray,
+    *,
+    title: str = "",
+    rows: str = "query",
+    columns: str = "key",
+    tiles: tuple[int, int] | None = None,
+    masked: np.ndarray | None = None,
+    footer: str | None = None,
+    symmetric: bool = False,
+    labels: Sequence[str] | None = None,
+    largest: float | None = None,
+) -> Axes:
+    """A matrix as colours, one cell an entry.
+
+    weights: `(Tq, Tk)`. From 0 to the largest on viridis; `symmetric` centres a diverging map on 0, for scores and
+    errors. `largest` fixes the end of the scale. masked: boolean `(Tq, Tk)`, drawn as hatched grey, unlike a zero.
+    tiles: `(block_q, block_k)`, drawn as a grid. labels: a string a position, for each axis that has so many.
+    NaN and infinity are crossed out in red.
+    """
+    weights = np.asarray(weights, dtype=np.float64)
+    hidden = np.zeros(weights.shape, bool) if masked is None else np.asarray(masked, bool)
+    finite = np.isfinite(weights)
+    shown = np.abs(weights[finite & ~hidden])
+    top = largest if largest is not None else float(shown.max(initial=0.0))
+    end = top or 1.0  # an all-zero matrix still needs a scale
+    ax.clear()
+    n_q, n_k = weights.shape
+    image = ax.imshow(
+        np.ma.masked_where(~finite | hidden, weights),
+        cmap="RdBu_r" if symmetric else "viridis",
+        vmin=-end if symmetric else 0.0,
+        vmax=end,
+        interpolation="nearest",
+        aspect="equal" if max(n_q, n_k) <= 3 * min(n_q, n_k) else "auto",
+    )
+    notes = []
+    if hidden.any():
+        ax.add_collection(_hatched_grey(hidden))
+        notes.append("hatched grey: masked")
+    bad = np.argwhere(~finite & ~hidden)
+    if len(bad):
+        ax.plot(bad[:, 1], bad[:, 0], "x", color="#cf222e", markersize=5, gid="not finite")
+        notes.append(f"red cross: NaN or infinity, {len(bad):,} of {weights.size:,}")
+    if not top:
+        notes.append("zero everywhere")
+    if tiles:
+        _tile_grid(ax, n_q, n_k, tiles, "#57606a" if symmetric else "#c3c7cc")
+    ax.set(xlim=(-0.5, n_k - 0.5), ylim=(n_q - 0.5, -0.5), ylabel=rows)
+    ax.set_title(title, fontsize=10, parse_math=False)
+    ax.set_xlabel(f"{columns}   ({'; '.join(notes)})" if notes else columns)
+    _ticks(ax, n_q, n_k, labels)
+    # An inset belongs to its Axes and goes when they are drawn afresh, which a colour bar of the figure would not.
+    bar = ax.figure.colorbar(image, cax=ax.inset_axes((1.03, 0.0, 0.035, 1.0)))
+    bar.ax.tick_params(labelsize=8)
+    bar.formatter.set_powerlimits((-3, 4))
+    bar.ax.yaxis.get_offset_text().set(fontsize=8, ha="left")
+    if footer is not None:
+        _footer(ax.figure, footer)
+    return ax
+
+
+_footer = footer  # `heatmap` has an argument of that name
+
+
+def _hatched_grey(mask: np.ndarray) -> PolyCollection:
+    """The True cells of `(rows, columns)` as one rectangle for each run along a row, each hatched into the next."""
+    edges = np.diff(np.pad(mask, ((0, 0), (1, 1))).astype(np.int8), axis=1)
+    starts, ends = np.argwhere(edges == 1), np.argwhere(edges == -1)
+    boxes = [_box(x0 - 0.5, y - 0.5, x1 - x0, 1) for (y, x0), (_, x1) in zip(starts, ends, strict=True)]
+    return PolyCollection(
+        boxes, facecolor="#e3e5e8", edgecolor="#c3c7cc", linewidth=0, hatch="////", antialiased=False, gid="masked"
+    )
+
+
+def _box(x: float, y: float, width: float, height: float) -> list[tuple[float, float]]:
+    return [(x, y), (x + width, y), (x + width, y + height), (x, y + height)]
+
+
+def _tile_grid(ax: Axes, n_q: int, n_k: int, tiles: tuple[int, int], colour: str) -> None:
+    block_q, block_k = tiles
+    style = dict(color=colour, linewidth=0.8, gid="tile edge")
+    if n_q <= MOST_TILE_LINES * block_q:
+        for y in range(block_q, n_q, block_q):
+            ax.axhline(y - 0.5, **style)
+    if n_k <= MOST_TILE_LINES * block_k:
+        for x in range(block_k, n_k, block_k):
+            ax.axvline(x - 0.5, **style)
+
+
+def _ticks(ax: Axes, n_q: int, n_k: int, labels: Sequence[str] | None) -> None:
+    for axis, n in ((ax.xaxis, n_k), (ax.yaxis, n_q)):
+        if labels is not None and len(labels) == n <= MOST_LABELS:
+            text = [{" ": "␣", "\n": "⏎", "\t": "⇥"}.get(label, label) for label in labels]
+            axis.set_ticks(range(n), text, fontsize=7, family=["DejaVu Sans Mono"], parse_math=False)
+        else:
+            axis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=1))
+            axis.set_tick_params(labelsize=8)
+
+
+def mark_row(ax: Axes, row: int) -> None:
+    """Point at one row of a heatmap from both sides."""
+    ax.axhline(row, color="#ff7b54", linewidth=0.9, linestyle=(0, (1, 2)), gid="marked row")
+    for x, marker in ((0.0, 5), (1.0, 4)):  # caret right, caret left
+        ax.plot(x, row, marker=marker, color="#d1431a", markersize=7, transform=ax.get_yaxis_transform(), clip_on=False)
+
+
+def heads(
+    figure: Figure,
+    attn: np.ndarray,
+    *,
+    masked: np.ndarray | None = None,
+    tiles: tuple[int, int] | None = None,
+    footer: str | None = None,
+    labels: Sequence[str] | None = None,
+) -> list[Axes]:
+    """The weights `(H, Tq, Tk)` of one batch as a gallery, a heatmap a head, all on one scale."""
+    n = len(attn)
+    columns = min(n, 4)
+    axes = figure.subplots(-(-n // columns), columns, squeeze=False).ravel()
+    top = float(np.max(attn, initial=0.0, where=np.isfinite(attn)))
+    for h, ax in enumerate(axes):
+        if h < n:
+            heatmap(ax, attn[h], title=f"head {h}", masked=masked, tiles=tiles, labels=labels, largest=top)
+        else:
+            ax.remove()
+    if footer is not None:
+        _footer(figure, footer)
+    return list(axes[:n])
+
+
+# How each tile state looks: face, hatch, marker of a trace point. Dark, middle, light: apart without colour too.
+_TILE_STYLE = {
+    FULL: ("#2f6f8f", None, "o"),
+    PARTIAL: ("#9fc5d6", "////", "D"),
+    SKIPPED: ("#f6f8fa", "..", "x"),
+}
+
+
+def tile_map(
+    ax: Axes, state: np.ndarray, n_k: int, *, tiles: tuple[int, int], title: str = "tiles of the walk"
+) -> Axes:
+    """Which tiles the walk skips, masks in part, or takes in full.
+
+    state: `(Tq, n_tiles)` as `Trace.state[b, h]`; tiles: `(block_q, block_k)`; the last tiles end with the problem.
+    """
+    ax.clear()
+    (block_q, block_k), n_q = tiles, len(state)
+    for kind, (face, hatch, _) in _TILE_STYLE.items():
+        places = np.argwhere(state[::block_q] == kind)
+        boxes = [
+            _box(j * block_k, i * block_q, min(block_k, n_k - j * block_k), min(block_q, n_q - i * block_q))
+            for i, j in places
+        ]
+        ax.add_collection(
+            PolyCollection(
+                boxes,
+                facecolor=face,
+                hatch=hatch,
+                edgecolor="#57606a",
+                linewidth=0.5,
+                label=f"{TILE_STATES[kind]}: {len(places)}",
+                gid=TILE_STATES[kind],
+            )
+        )
+    ax.set(xlim=(0, n_k), ylim=(n_q, 0), xlabel=f"key, in tiles of {block_k}", ylabel=f"query, in tiles of {block_q}")
+    ax.set_aspect("equal" if max(n_q, n_k) <= 3 * min(n_q, n_k) else "auto")
+    ax.set_title(title, fontsize=10)
+    for axis, block, n in ((ax.xaxis, block_k, n_k), (ax.yaxis, block_q, n_q)):
+        axis.set_major_locator(MultipleLocator(block * max(1, round(n / block / 7))))
+        axis.set_tick_params(labelsize=8)
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8, handlelength=1.4)
+    return ax
+
+
+def row_trace(
+    axes: Sequence[Axes], trace: Trace, exact: Trace, *, at: tuple[int, int, int], title: str = "recorded by the kernel"
+) -> None:
+    """m, l and alpha of one row as the kernel recorded them (marks), over NumPy's float64 walk; their distance below.
+
+    axes: four, from top to bottom. at: `(batch, head, row)`. Marks say what the tile was to the row: a disc for full, a
+    diamond for partial, a cross for skipped. Zero distance stands on the lowest line.
+    """
+    state = trace.state[at]
+    tile = np.arange(len(state))
+    for ax in axes:
+        ax.clear()
+        ax.grid(axis="y", color="#e3e5e8", linewidth=0.7)
+        ax.set_axisbelow(True)
+    says = {"m": "m, maximum so far", "l": "l, sum so far", "alpha": "alpha, rescale"}
+    lowest, apart = 1e-9, {}
+    for ax, (name, label) in zip(axes, says.items(), strict=False):
+        got, true = getattr(trace, name)[at], getattr(exact, name)[at]
+        ax.plot(tile, true, "-", color=PLAIN, linewidth=3.5, solid_capstyle="round", label="NumPy float64", gid="exact")
+        for kind, (_, _, marker) in _TILE_STYLE.items():
+            here = state == kind
+            if here.any():
+                ax.plot(
+                    tile[here],
+                    got[here],
+                    marker,
+                    color=KERNEL,
+                    markersize=5,
+                    fillstyle="full",
+                    gid="recorded",
+                    label=f"{TILE_STATES[kind]} tile",
+                )
+        ax.set_ylabel(label.replace(", ", "\n"), fontsize=9)
+        _room(ax, np.concatenate([got, true]))
+        ax.ticklabel_format(axis="y", useOffset=False)
+        with np.errstate(invalid="ignore"):
+            apart[name] = np.where(got == true, 0.0, np.abs(got - true))
+    below = axes[3]
+    for (name, distance), marker in zip(apart.items(), "v^s", strict=True):
+        below.plot(
+            tile,
+            np.maximum(distance, lowest),
+            marker,
+            color=CALM,
+            fillstyle="none",
+            markersize=5,
+            label=name,
+            gid=f"distance {name}",
+        )
+    below.set_yscale("log")
+    top = max([1e-5, *(float(d[np.isfinite(d)].max(initial=0.0)) for d in apart.values())])
+    powers = range(-8, int(np.ceil(np.log10(top))) + 1, 2 if top < 1e-1 else 3)
+    below.set_yticks([lowest, *(10.0**p for p in powers)], ["0", *(f"1e{p}" for p in powers)])
+    below.set_yticks([], minor=True)
+    below.set(ylim=(lowest / 3, top * 100), xlabel="K tile, in the order of the walk")
+    below.set_ylabel("distance\n(absolute)", fontsize=9)
+    below.legend(ncols=3, loc="upper right", handletextpad=0.1, **_LEGEND)
+    for ax in axes:
+        ax.set_xlim(-0.5, max(len(state) - 0.5, 0.5))
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, min_n_ticks=1))
+        ax.tick_params(labelsize=8, labelbottom=ax is below)
+    if not np.isfinite(exact.m[at]).any():
+        axes[0].text(0.5, 0.5, "this row sees no key: m = -inf, l = 0", transform=axes[0].transAxes, ha="center")
+    axes[0].set_title(title, fontsize=10, pad=22)
+    axes[0].legend(ncols=4, loc="lower left", bbox_to_anchor=(-0.02, 0.99), handletextpad=0.4, **_LEGEND)
+
+
+def _room(ax: Axes, values: np.ndarray) -> None:
+    """Fit the y axis to the finite values, but never so close that float32 rounding looks like a slope."""
+    values = values[np.isfinite(values)]
+    low, high = (values.min(), values.max()) if len(values) else (0.0, 0.0)
+    pad = max(0.15 * (high - low), 0.05 * max(1.0, abs(low), abs(high)))
+    ax.set_ylim(low - pad, high + pad)
+
+
+def error_bars(ax: Axes, rows: Sequence[Row]) -> Axes:
+    """The largest error of each field beside that of plain float32 arithmetic; a black line marks what is allowed."""
+    ax.clear()
+    known = [x for row in rows for x in (row.error, row.plain, row.allowed) if x]
+    lowest, top = min(known, default=1e-9) / 30, max(known, default=1e-9)
+    for i, row in enumerate(rows):
+        for shift, error, face, hatch, name in (
+            (-0.19, row.error, KERNEL, None, "kernel"),
+            (0.19, row.plain, PLAIN, "////", "plain float32"),
+        ):
+            if error is None:
+                continue
+            label = name if i == 0 else None
+            ax.barh(i + shift, max(error, lowest), 0.34, color=face, hatch=hatch, edgecolor="white", label=label)
+            said = f"{error:.1e}" if error else "exactly 0"
+            ax.text(0.985, i + shift, said, transform=ax.get_yaxis_transform(), va="center", ha="right", fontsize=8)
+        said = f"allowed {row.allowed:.1e}"
+        ax.text(0.985, i, said, transform=ax.get_yaxis_transform(), va="center", ha="right", fontsize=8, color=CALM)
+        label = "allowed" if i == 0 else None
+        ax.plot(
+            [row.allowed or lowest] * 2, [i - 0.42, i + 0.42], color=BOUND, linewidth=2.2, label=label, gid="allowed"
+        )
+    names = [row.field if row.ok else f"{row.field}\n{_wrong(row)}" for row in rows]
+    ax.set_xscale("log")
+    ax.set_yticks(range(len(rows)), names, fontsize=9)
+    ax.set(xlim=(lowest, top * (top / lowest) ** 0.6), ylim=(len(rows) - 0.45, -0.55))
+    ax.set_xlabel("largest distance from float64, log scale")
+    ax.xaxis.set_major_locator(LogLocator(numticks=7))
+    ax.tick_params(axis="x", labelsize=8)
+    ax.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.45, 0.985), handlelength=1.3, **_LEGEND)
+    return ax
+
+
+_LEGEND = dict(fontsize=8, frameon=False, columnspacing=1.0, borderpad=0.1)
+_HALO = dict(facecolor="white", edgecolor="none", pad=0.4, alpha=0.8)
+
+
+def _wrong(row: Row) -> str:
+    return f"✗ {row.misplaced:,} misplaced" if row.misplaced else "✗ too far"
+
+
+def byte_bars(
+    ax: Axes,
+    sizes: Mapping[str, int],
+    *,
+    title: str,
+    limits: Mapping[str, int] | None = None,
+    absent: Mapping[str, int] | None = None,
+) -> Axes:
+    """Bytes by name as bars; `limits` as labelled lines across them; `absent`: what is not there, in outline."""
+    ax.clear()
+    limits, absent = limits or {}, absent or {}
+    everything = {**sizes, **absent}
+    for i, (name, n) in enumerate(everything.items()):
+        style = dict(facecolor="white", hatch="////", edgecolor=CALM) if name in absent else dict(color=KERNEL)
+        ax.barh(i, n, 0.62, gid="absent" if name in absent else "bytes", **style)
+        ax.text(n, i, f" {n:,} B" + (" avoided" if name in absent else ""), va="center", fontsize=8, bbox=_HALO)
+    top = max([1, *everything.values(), *limits.values()])
+    for (name, n), style in zip(limits.items(), ("-", "--", ":"), strict=False):
+        ax.axvline(n, color=BOUND, linestyle=style, linewidth=1.4, label=f"{name}: {n:,} B", gid="limit")
+    if limits:
+        ax.legend(loc="upper left", bbox_to_anchor=(-0.01, -0.2), ncols=2, **_LEGEND)
+    ax.set_yticks(range(len(everything)), list(everything), fontsize=8)
+    ax.set(xlim=(0, max(1.08 * top, 1.4 * max([1, *everything.values()]))), ylim=(len(everything) - 0.5, -0.5))
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+    ax.xaxis.set_major_formatter(lambda n, _: f"{n:,.0f}")
+    ax.tick_params(axis="x", labelsize=8)
+    ax.set_title(title, fontsize=10)
+    return ax
