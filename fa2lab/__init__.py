@@ -5,11 +5,12 @@ from __future__ import annotations
 from importlib import import_module
 
 from fa2lab import parity, reference
+from fa2lab.adapter import adapters
 from fa2lab.attention import attention
 from fa2lab.backward import attention_backward, attention_grad, backward_trace
 from fa2lab.engine import default_device
 from fa2lab.errors import KernelError, LimitError, NoAdapterError, ParityError, ShapeError
-from fa2lab.gpu import Device, adapters
+from fa2lab.gpu import Device
 from fa2lab.kernels import backward_kernels, kernels
 from fa2lab.plan import plan
 from fa2lab.results import Gradients, Result, Trace

@@ -14,7 +14,9 @@ from tqdm import tqdm
 from fa2lab import data, parity, reference
 from fa2lab.attention import attention
 from fa2lab.backward import attention_backward
+from fa2lab.engine import default_device
 from fa2lab.errors import KernelError, NoAdapterError
+from fa2lab.files import LAYOUTS
 from fa2lab.gpt import PRESETS
 from fa2lab.gpt_attention import KernelAttention, NumpyAttention, original
 from fa2lab.gpu import Device
@@ -57,7 +59,11 @@ def _parser() -> argparse.ArgumentParser:
     inputs = check.add_argument_group("the inputs")
     inputs.add_argument("--pattern", choices=tuple(data.PATTERNS), default="random")
     inputs.add_argument("--seed", type=int, default=0)
-    inputs.add_argument("--file", metavar="NPZ", help="your own q, k, v (B, T, H, D); an `out` in it is judged as well")
+    inputs.add_argument(
+        "--file", metavar="FILE", help=".npz, .npy or .safetensors with q, k, v; an `out` in it is judged too"
+    )
+    inputs.add_argument("--layout", choices=tuple(LAYOUTS), default="BTHD", help="of the file's arrays (BTHD)")
+    inputs.add_argument("--heads", type=int, help="query heads in the columns of layout BTC")
     how = check.add_argument_group("the kernel and the device")
     how.add_argument("--kernel", default="auto", help=f"auto, {', '.join(kernels())}")
     how.add_argument("--block-q", type=int, metavar="BR", help="query rows of a tile")
@@ -77,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_gate(verbs) -> None:
     gate = verbs.add_parser("gate", help="train through the kernels, and hold the losses against NumPy's")
     gate.set_defaults(run=_gate)
-    gate.add_argument("which", nargs="*", metavar="GATE", help="overfit, drift, shot (by default the first two)")
+    gate.add_argument("which", nargs="*", metavar="GATE", help="overfit, drift (both by default), shot, crossover")
     gate.add_argument("--preset", choices=tuple(PRESETS), help="of drift (tiny) and of shot (mega)")
     gate.add_argument("--attention", choices=("fa2", "original"), default="fa2", help="which kernels train (fa2)")
     gate.add_argument("--adapter", help="a part of its name; `numpy` for none")
@@ -107,7 +113,7 @@ def _doctor(_arguments: argparse.Namespace) -> int:
 
 def _parity(a: argparse.Namespace) -> int:
     if a.file:
-        arrays = data.load(a.file)
+        arrays = data.load(a.file, layout=a.layout, heads=a.heads)
     else:
         arrays = data.make(a.pattern, B=a.B, T=a.T, H=a.H, D=a.hd, Tk=a.Tk, Hkv=a.Hkv, seed=a.seed)
     problem = dict(causal=a.causal, scale=a.scale, align=a.align)
@@ -134,13 +140,16 @@ def _parity(a: argparse.Namespace) -> int:
 def _gate(a: argparse.Namespace) -> int:
     from fa2lab import gates
 
-    known = {"overfit", "drift", "shot"}
+    known = {"overfit", "drift", "shot", "crossover"}
     if strange := set(a.which) - known:
         raise ValueError(f"No gate is called {', '.join(sorted(strange))}; there are {', '.join(sorted(known))}.")
     device = "numpy" if a.adapter == "numpy" else Device(a.adapter) if a.adapter else None
     make = KernelAttention if a.attention == "fa2" else original
     ok = True
     for which in a.which or ("overfit", "drift"):
+        if which == "crossover":
+            _print_crossover(device)
+            continue
         if which == "shot":
             for attention_kind in (original, KernelAttention):
                 print(gates.single_shot(PRESETS[a.preset or "mega"], attention_kind(device=device)))
@@ -156,6 +165,18 @@ def _gate(a: argparse.Namespace) -> int:
         print(gate)
         ok = ok and gate.ok
     return OK if ok else NOT_OK
+
+
+def _print_crossover(device: Device | str | None) -> None:
+    from fa2lab import bench
+
+    if device == "numpy":
+        raise NoAdapterError("The crossover times kernels, so it needs an adapter.")
+    device = device or default_device()
+    print(f"causal forward, B=1 H=4 D=32, median, {device.clock}, on {device.adapter}")
+    for T, times in bench.crossover(device):
+        ratio = times["fused_sv"].seconds / times["fa2_forward"].seconds
+        print(f"T={T:5}  " + "  ".join(f"{name} {found}" for name, found in times.items()) + f"  ratio {ratio:.2f}")
 
 
 def _train(a: argparse.Namespace) -> int:

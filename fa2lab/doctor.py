@@ -10,10 +10,11 @@ from importlib import metadata
 import numpy as np
 
 from fa2lab import parity, reference
+from fa2lab.adapter import MODULES, Adapter, adapters
 from fa2lab.attention import attention
 from fa2lab.data import make
 from fa2lab.errors import NoAdapterError
-from fa2lab.gpu import MODULES, Adapter, Device, adapters
+from fa2lab.gpu import Device
 from fa2lab.limits import BROWSER, Limits
 
 

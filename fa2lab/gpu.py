@@ -1,104 +1,22 @@
-"""Adapters, devices, buffers, pipelines, dispatch and readback through wgpu. Knows nothing of attention."""
+"""Devices: buffers, pipelines, dispatch, readback and timing through wgpu. Knows nothing of attention."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 import threading
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from importlib import import_module
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from fa2lab.adapter import Adapter, Compiler, api, choose_adapter
 from fa2lab.diagnostics import kernel_error
-from fa2lab.errors import LimitError, NoAdapterError
-from fa2lab.limits import BROWSER, WEBGPU_NAMES, Limits
+from fa2lab.errors import LimitError
+from fa2lab.limits import BROWSER, WEBGPU_NAMES
 from fa2lab.source import Dialect, Source, link
 
-Compiler = Literal["naga", "tint"]
 Access = Literal["uniform", "read", "read_write"]
-MODULES = {"naga": "wgpu", "tint": "wgpudawn"}
-# Adapter types from the fastest to the one that always works, as wgpu names them.
-TYPES = ("DiscreteGPU", "IntegratedGPU", "Unknown", "CPU")
-
-
-@cache
-def api(compiler: Compiler):
-    """The module with wgpu's API whose WGSL compiler this is: `wgpu` (naga) or `wgpudawn` (Tint), loaded at first use.
-
-    Raises `NoAdapterError` where the module or its native library cannot be loaded.
-    """
-    if compiler not in MODULES:
-        raise ValueError(f"compiler must be one of {tuple(MODULES)}; got {compiler!r}.")
-    _give_runtime_dir()
-    try:
-        module = import_module(MODULES[compiler])
-    except ImportError as error:
-        remedy = 'pip install "fa2lab[dawn]"' if compiler == "tint" else "pip install wgpu"
-        raise NoAdapterError(f"compiler={compiler!r} needs the package {MODULES[compiler]}: {remedy}.") from error
-    except OSError as error:
-        raise NoAdapterError(f"The native library of {MODULES[compiler]} does not load here: {error}.") from error
-    if compiler == "naga":
-        _leave_opengl_out(module)
-    return module
-
-
-def _give_runtime_dir() -> None:
-    """Vulkan's window-system layer writes a red line to stderr for each adapter when this variable is unset."""
-    if os.name == "posix" and not os.path.isdir(os.environ.get("XDG_RUNTIME_DIR", "")):
-        folder = os.path.join(tempfile.gettempdir(), f"fa2lab-runtime-{os.getuid()}")
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        os.environ["XDG_RUNTIME_DIR"] = folder
-
-
-def _leave_opengl_out(wgpu) -> None:
-    """OpenGL lists each adapter again, with less in it, and takes most of a second to do so."""
-    extras = import_module(f"{wgpu.__name__}.backends.wgpu_native.extras")
-    try:
-        extras.set_instance_extras(backends=["Vulkan", "Metal", "DX12"])
-    except RuntimeError:  # someone else in this process uses wgpu already, as they set it up
-        pass
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """One adapter as its driver describes it."""
-
-    name: str
-    driver: str
-    backend: str
-    type: str
-    compiler: Compiler
-    limits: Limits
-    features: frozenset[str]
-    handle: object = field(repr=False, compare=False)
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.backend}, {self.compiler})"
-
-
-def adapters(compiler: Compiler = "naga") -> list[Adapter]:
-    """Every adapter that `compiler`'s wgpu sees, the fastest type first. An empty list where there is none."""
-    found = [_describe(handle, compiler) for handle in api(compiler).gpu.enumerate_adapters_sync()]
-    found = [a for a in found if a.backend != "OpenGL"]
-    return sorted(found, key=lambda a: (TYPES.index(a.type) if a.type in TYPES else 2, "SwiftShader" in a.name))
-
-
-def _describe(handle, compiler: Compiler) -> Adapter:
-    info = handle.info
-    return Adapter(
-        name=info["device"],
-        driver=info["description"] or info["vendor"],
-        backend=info["backend_type"],
-        type=info["adapter_type"],
-        compiler=compiler,
-        limits=Limits(**{ours: handle.limits[theirs] for ours, theirs in WEBGPU_NAMES.items()}),
-        features=frozenset(handle.features),
-        handle=handle,
-    )
 
 
 @dataclass(frozen=True)
@@ -163,7 +81,7 @@ class Device:
     ):
         if limits not in ("adapter", "webgpu"):
             raise ValueError(f'limits must be "adapter" or "webgpu"; got {limits!r}.')
-        self.adapter = _choose(adapter, compiler)
+        self.adapter = choose_adapter(adapter, compiler)
         self.limits = self.adapter.limits if limits == "adapter" else self.adapter.limits.capped(BROWSER)
         self.memory = Memory()
         self.lock = threading.RLock()
@@ -207,7 +125,7 @@ class Device:
 
     def revive(self) -> None:
         """Replace a lost device by a fresh one on the same adapter. All buffers of the old one are gone."""
-        self.adapter = _choose(self.adapter.name, self.adapter.compiler)
+        self.adapter = choose_adapter(self.adapter.name, self.adapter.compiler)
         self.memory = Memory()
         self._open()
 
@@ -254,37 +172,86 @@ class Device:
     def run(self, dispatches: Iterable[Dispatch]) -> None:
         """Queue the dispatches in order; each sees what the ones before it wrote. Raises `KernelError`."""
         encoder = self._handle.create_command_encoder()
+        step = encoder.begin_compute_pass()
+        self._encode(step, dispatches)
+        step.end()
+        self._handle.queue.submit([encoder.finish()])
+
+    def _encode(self, step, dispatches: Iterable[Dispatch]) -> None:
         for dispatch in dispatches:
             pipeline, layout = self._pipeline(dispatch.source, tuple(access for _, access in dispatch.bindings))
             entries = [
                 {"binding": i, "resource": {"buffer": buffer.handle, "offset": 0, "size": buffer.nbytes}}
                 for i, (buffer, _) in enumerate(dispatch.bindings)
             ]
-            step = encoder.begin_compute_pass()
             step.set_pipeline(pipeline)
             step.set_bind_group(0, self._handle.create_bind_group(layout=layout, entries=entries))
             step.dispatch_workgroups(*dispatch.workgroups)
-            step.end()
+
+    @property
+    def clock(self) -> str:
+        """What `time` reads: software drivers stamp a queue that has not run yet, so theirs do not count."""
+        stamped = "timestamp-query" in self.adapter.features and self.adapter.type != "CPU"
+        return "timestamp queries" if stamped else "wall clock"
+
+    def time(self, dispatches: Sequence[Dispatch], repeats: int = 1) -> float:
+        """Seconds that the dispatches take, run so many times in one go; by `clock`."""
+        if self.clock == "wall clock":
+            return self._time_on_the_wall(dispatches, repeats)
+        usage = self._wgpu.BufferUsage
+        stamps = self._handle.create_query_set(type="timestamp", count=2)
+        resolved = self._handle.create_buffer(size=16, usage=usage.QUERY_RESOLVE | usage.COPY_SRC)
+        encoder = self._handle.create_command_encoder()
+        writes = {"query_set": stamps, "beginning_of_pass_write_index": 0, "end_of_pass_write_index": 1}
+        step = encoder.begin_compute_pass(timestamp_writes=writes)
+        for _ in range(repeats):
+            self._encode(step, dispatches)
+        step.end()
+        encoder.resolve_query_set(stamps, 0, 2, resolved, 0)
         self._handle.queue.submit([encoder.finish()])
+        begin, end = (int(x) for x in self._read_back(resolved, 16, 16).view(np.uint64))
+        resolved.destroy()
+        return (end - begin) * 1e-9  # WebGPU's timestamps count nanoseconds
+
+    def _time_on_the_wall(self, dispatches: Sequence[Dispatch], repeats: int) -> float:
+        self._pipelines_of(dispatches)  # compiled before the clock starts
+        last = dispatches[-1].bindings[-1][0]
+        begin = time.perf_counter()
+        encoder = self._handle.create_command_encoder()
+        step = encoder.begin_compute_pass()
+        for _ in range(repeats):
+            self._encode(step, dispatches)
+        step.end()
+        self._handle.queue.submit([encoder.finish()])
+        self._read_back(last.handle, 16, 16)  # waits for the queue
+        return time.perf_counter() - begin
+
+    def _pipelines_of(self, dispatches: Sequence[Dispatch]) -> None:
+        for dispatch in dispatches:
+            self._pipeline(dispatch.source, tuple(access for _, access in dispatch.bindings))
 
     def read(self, buffer: Buffer, dtype, shape: Sequence[int] = (-1,)) -> np.ndarray:
         """The buffer's content as a new array, through a mapped staging buffer. Waits for the queue."""
         count = int(np.prod(shape)) if -1 not in shape else buffer.nbytes // np.dtype(dtype).itemsize
         nbytes = count * np.dtype(dtype).itemsize
+        return self._read_back(buffer.handle, buffer.nbytes, nbytes)[:nbytes].view(dtype).reshape(shape)
+
+    def _read_back(self, handle, size: int, nbytes: int) -> np.ndarray:
+        """The first bytes of a buffer of `size`, as a writable array of uint8."""
         usage = self._wgpu.BufferUsage
-        staging = self._handle.create_buffer(size=buffer.nbytes, usage=usage.MAP_READ | usage.COPY_DST)
-        self.memory.count(buffer.nbytes)
+        staging = self._handle.create_buffer(size=size, usage=usage.MAP_READ | usage.COPY_DST)
+        self.memory.count(size)
         try:
             encoder = self._handle.create_command_encoder()
-            encoder.copy_buffer_to_buffer(buffer.handle, 0, staging, 0, buffer.nbytes)
+            encoder.copy_buffer_to_buffer(handle, 0, staging, 0, size)
             self._handle.queue.submit([encoder.finish()])
             staging.map_sync(self._wgpu.MapMode.READ)
             copied = bytearray(staging.read_mapped(0, max(4, -(-nbytes // 4) * 4)))  # writable, and ours
             staging.unmap()
         finally:
             staging.destroy()
-            self.memory.count(-buffer.nbytes)
-        return np.frombuffer(copied, dtype, count).reshape(shape)
+            self.memory.count(-size)
+        return np.frombuffer(copied, np.uint8)
 
     def _pipeline(self, source: Source, accesses: tuple[Access, ...]):
         """Compiled once per source text; modules are checked by the compiler before any pipeline is made."""
@@ -328,22 +295,3 @@ class BufferScope:
     def __exit__(self, *exception) -> None:
         for buffer in reversed(self._made):
             buffer.release()
-
-
-def _choose(adapter: Adapter | str | None, compiler: Compiler) -> Adapter:
-    if isinstance(adapter, Adapter):
-        return adapter
-    found = adapters(compiler)
-    if not found:
-        raise NoAdapterError(
-            f"No GPU adapter answers the {MODULES[compiler]} library, not even a software one; on Debian or Ubuntu "
-            "`apt-get install mesa-vulkan-drivers` brings one. `python -m fa2lab doctor` says more."
-        )
-    if adapter is None:
-        return found[0]
-    for candidate in found:
-        if adapter.lower() in candidate.name.lower():
-            return candidate
-    raise NoAdapterError(
-        f"No adapter's name contains {adapter!r}; {MODULES[compiler]} sees {', '.join(repr(a.name) for a in found)}."
-    )

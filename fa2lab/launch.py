@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 
 from fa2lab.gpu import Device, Dispatch
@@ -53,21 +56,33 @@ def _place(name: str, chunk: Chunk) -> tuple[slice, ...]:
 
 
 def _one_chunk(planned: Plan, p: Problem, inputs: dict[str, np.ndarray], device: Device) -> dict[str, np.ndarray]:
-    stages = planned.kernel.passes
-    sources = [planned.link(stage, device.dialect) for stage in stages]
     with device.buffers() as make:
-        buffers = {"params": make(_params(p), uniform=True)}
-        for name, nbytes in planned.buffer_bytes(p).items():
-            buffers[name] = make(np.ascontiguousarray(inputs[name]) if name in inputs else nbytes)
-        device.run(
-            Dispatch(
-                source,
-                tuple((buffers[name], access) for name, access in stage.bindings),
-                stage.grid(p, planned.constants),
-            )
-            for stage, source in zip(stages, sources, strict=True)
-        )
+        buffers, dispatches = _prepare(planned, p, inputs, device, make)
+        device.run(dispatches)
         return {name: device.read(buffers[name], np.float32, planned.shape(name, p)) for name in planned.outputs}
+
+
+@contextmanager
+def resident(planned: Plan, inputs: dict[str, np.ndarray], device: Device) -> Iterator[list[Dispatch]]:
+    """The dispatches of a plan of one launch, with its data on the device while the block lasts: for measuring."""
+    with device.buffers() as make:
+        yield _prepare(planned, planned.chunks[0].problem, inputs, device, make)[1]
+
+
+def _prepare(planned: Plan, p: Problem, inputs: dict[str, np.ndarray], device: Device, make):
+    """The buffers of one launch, by name, and its dispatches over them."""
+    buffers = {"params": make(_params(p), uniform=True)}
+    for name, nbytes in planned.buffer_bytes(p).items():
+        buffers[name] = make(np.ascontiguousarray(inputs[name]) if name in inputs else nbytes)
+    dispatches = [
+        Dispatch(
+            planned.link(stage, device.dialect),
+            tuple((buffers[name], access) for name, access in stage.bindings),
+            stage.grid(p, planned.constants),
+        )
+        for stage in planned.kernel.passes
+    ]
+    return buffers, dispatches
 
 
 def _params(p: Problem) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fa2lab as fa
-from fa2lab.gpu import Adapter
+from fa2lab.adapter import Adapter
 
 # Where a Chromium of Debian, Ubuntu, Fedora, Arch or Google keeps the manifest of its software driver.
 SWIFTSHADER_MANIFESTS = (

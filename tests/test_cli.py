@@ -312,14 +312,12 @@ def test_doctor_examines_every_adapter(shell):
             assert f"    workgroup       {adapter.limits.workgroup_bytes:,} B of memory" in out
     examined = len(engines.adapters("naga")) + len(engines.adapters("tint"))
     assert out.count("    attention       correct, error ") == examined == out.count("    missing  ")
-    size = engines.adapters("naga")[0] and fa.default_device().subgroup_size
-    assert f"    subgroup size   {size} (measured)" in out
+    assert f"    subgroup size   {fa.default_device().subgroup_size or 'no subgroups'} (measured)" in out
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not engines.adapters("naga"), reason="no adapter")
 def test_doctor_says_no_where_attention_is_wrong(shell, monkeypatch):
-    honest = doctor.attention
     monkeypatch.setattr(doctor, "attention", lambda *arrays, **options: fa.attention(*arrays, device="numpy"))
     status, out, _ = shell("doctor")
     assert status == 1 and "    attention       WRONG, error " in out and "correct" not in out
@@ -331,7 +329,6 @@ def test_doctor_says_no_where_attention_is_wrong(shell, monkeypatch):
     monkeypatch.setattr(doctor, "attention", fails)
     status, out, _ = shell("doctor")
     assert status == 1 and "attention       FAILS: the driver gave up\n" in out and "more to say" not in out
-    assert doctor.attention is not honest
 
 
 def test_doctor_without_any_adapter(shell, monkeypatch):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fa2lab as fa
-from fa2lab import gpu
+from fa2lab import adapter as adapter_module
 from fa2lab.gpu import Dispatch
 from fa2lab.limits import BROWSER
 from fa2lab.source import Source
@@ -42,7 +42,7 @@ fn double(@builtin(global_invocation_id) id: vec3<u32>) {
 @ONLY_NAGA
 def test_adapters_come_fastest_first_and_none_twice():
     found = fa.adapters()
-    order = [gpu.TYPES.index(adapter.type) for adapter in found]
+    order = [adapter_module.TYPES.index(adapter.type) for adapter in found]
     assert order == sorted(order)
     assert all(adapter.backend in ("Vulkan", "Metal", "D3D12") for adapter in found)
     assert len({(a.name, a.driver, a.backend) for a in found}) == len(found) or engines.hardware()
@@ -75,7 +75,7 @@ def test_without_a_name_the_fastest_is_taken():
 def test_an_unknown_name_is_answered_with_the_list(roomy_device):
     compiler = roomy_device.adapter.compiler
     seen = ", ".join(repr(adapter.name) for adapter in fa.adapters(compiler))
-    with pytest.raises(fa.NoAdapterError, match=re.escape(f"'Voodoo2'; {gpu.MODULES[compiler]} sees {seen}.")):
+    with pytest.raises(fa.NoAdapterError, match=re.escape(f"'Voodoo2'; {package} sees {seen}.")):
         fa.Device("Voodoo2", compiler=compiler)
 
 
@@ -93,16 +93,16 @@ def test_a_missing_dawn_names_the_extra(monkeypatch):
     with pytest.raises(
         fa.NoAdapterError, match=r"compiler='tint' needs the package wgpudawn: pip install \"fa2lab\[dawn\]\""
     ):
-        gpu.api.__wrapped__("tint")
+        adapter_module.api.__wrapped__("tint")
 
 
 def test_a_native_library_that_does_not_load_is_told(monkeypatch):
     def broken(name):
         raise OSError("libfoo.so: cannot open shared object file")
 
-    monkeypatch.setattr(gpu, "import_module", broken)
+    monkeypatch.setattr(adapter_module, "import_module", broken)
     with pytest.raises(fa.NoAdapterError, match="native library of wgpu does not load here: libfoo.so"):
-        gpu.api.__wrapped__("naga")
+        adapter_module.api.__wrapped__("naga")
 
 
 # Limits.

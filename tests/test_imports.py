@@ -102,7 +102,13 @@ def test_what_only_reckons_loads_no_gpu(name):
 
 
 def test_the_gpu_knows_nothing_of_attention():
-    assert rooms("fa2lab.gpu") <= {"fa2lab.source", "fa2lab.limits", "fa2lab.errors", "fa2lab.diagnostics"}
+    assert rooms("fa2lab.gpu") <= {
+        "fa2lab.adapter",
+        "fa2lab.source",
+        "fa2lab.limits",
+        "fa2lab.errors",
+        "fa2lab.diagnostics",
+    }
 
 
 def test_the_gpu_loads_its_driver_at_first_use_only():

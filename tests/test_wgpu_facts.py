@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fa2lab as fa
-from fa2lab import gpu
+from fa2lab import adapter as adapter_module
 from fa2lab.gpu import Dispatch
 from fa2lab.limits import WEBGPU_NAMES
 from fa2lab.source import Source
@@ -226,8 +226,8 @@ def test_vk_add_driver_files_adds_drivers_to_the_systems_own(added):
 @pytest.mark.gpu
 @pytest.mark.skipif(not engines.adapters("naga"), reason="no adapter")
 def test_opengl_is_left_out_before_the_first_use_and_not_after():
-    """The backends are chosen once a process, so `gpu.api` sets them before anything lists adapters."""
-    wgpu = gpu.api("naga")
+    """The backends are chosen once a process, so `adapter_module.api` sets them before anything lists adapters."""
+    wgpu = adapter_module.api("naga")
     assert not any(a.info["backend_type"] == "OpenGL" for a in wgpu.gpu.enumerate_adapters_sync())
     from wgpu.backends.wgpu_native import extras
 
