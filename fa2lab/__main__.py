@@ -59,9 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     inputs = check.add_argument_group("the inputs")
     inputs.add_argument("--pattern", choices=tuple(data.PATTERNS), default="random")
     inputs.add_argument("--seed", type=int, default=0)
-    inputs.add_argument(
-        "--file", metavar="FILE", help=".npz, .npy or .safetensors with q, k, v; an `out` in it is judged too"
-    )
+    inputs.add_argument("--file", metavar="FILE", help=".npz, .npy or .safetensors with q, k, v (and out)")
     inputs.add_argument("--layout", choices=tuple(LAYOUTS), default="BTHD", help="of the file's arrays (BTHD)")
     inputs.add_argument("--heads", type=int, help="query heads in the columns of layout BTC")
     how = check.add_argument_group("the kernel and the device")

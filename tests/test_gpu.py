@@ -75,6 +75,7 @@ def test_without_a_name_the_fastest_is_taken():
 def test_an_unknown_name_is_answered_with_the_list(roomy_device):
     compiler = roomy_device.adapter.compiler
     seen = ", ".join(repr(adapter.name) for adapter in fa.adapters(compiler))
+    package = adapter_module.MODULES[compiler]
     with pytest.raises(fa.NoAdapterError, match=re.escape(f"'Voodoo2'; {package} sees {seen}.")):
         fa.Device("Voodoo2", compiler=compiler)
 
