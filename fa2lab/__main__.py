@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 import warnings
 from dataclasses import replace
@@ -207,7 +208,8 @@ def _train(a: argparse.Namespace) -> int:
     if losses:
         print(f"{run.model.attention.name}: loss {sum(losses[-100:]) / len(losses[-100:]):.3f} after {a.steps} steps")
     if a.weights:
-        training.save_weights(run.model, a.weights, command=" ".join(["python -m fa2lab", *sys.argv[1:]]))
+        made = dict(command=" ".join(["python -m fa2lab", *sys.argv[1:]]), text=hashlib.sha256(run.text).hexdigest())
+        training.save_weights(run.model, a.weights, **made)
     return OK
 
 
