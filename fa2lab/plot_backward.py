@@ -300,7 +300,7 @@ def _powers_of_two(ax: Axes, paths: Sequence[Growth]) -> None:
     ax.yaxis.set_major_formatter(lambda n, _: _size(n))
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_minor_locator(NullLocator())
-    ax.set(xlabel="length T", ylabel="device memory, peak", xlim=(min(lengths) / 1.5, max(lengths) * 4))
+    ax.set(xlabel="length T", ylabel="device memory, peak", xlim=(min(lengths) / 1.5, max(lengths) * 5))
     ax.set_ylim(top=4 * max(max(path.total) for path in paths))
     ax.tick_params(labelsize=8)
     ax.grid(color="#e3e5e8", linewidth=0.7)

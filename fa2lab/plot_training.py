@@ -147,8 +147,8 @@ def head_scores(ax: Axes, scores: Mapping[str, float], *, even: float, title: st
     for i, (name, score) in enumerate(scores.items()):
         style = dict(color=KERNEL) if name == best else dict(facecolor="#d5dde5", edgecolor=CALM, hatch="////")
         ax.barh(i, score, 0.66, gid="best" if name == best else "head", **style)
-        ax.text(score, i, f" {score:.2f}", va="center", fontsize=8)
-    ax.axvline(even, color=BOUND, linestyle="--", linewidth=1.2, label=f"spread evenly: {even:.2f}", gid="even")
+        ax.text(score, i, f" {score:.3f}", va="center", fontsize=8)
+    ax.axvline(even, color=BOUND, linestyle="--", linewidth=1.2, label=f"spread evenly: {even:.3f}", gid="even")
     ax.set_yticks(range(len(scores)), list(scores), fontsize=8)
     ax.set(xlim=(0, 1.2 * max(even, *scores.values())), ylim=(len(scores) - 0.5, -0.5))
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5))

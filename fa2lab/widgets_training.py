@@ -16,7 +16,7 @@ from fa2lab import plot, plot_training
 from fa2lab.attention import attention
 from fa2lab.gpt import GPT
 from fa2lab.gpu import Device
-from fa2lab.live import View
+from fa2lab.live import View, _Picture
 from fa2lab.trained import trained_model
 
 SIZE = (10.8, 7.2)  # inches, of the gallery
@@ -33,12 +33,12 @@ class LiveLoss:
     def __init__(self, steps: int, name: str = "loss"):
         self.losses: list[float] = []
         self._steps, self._name, self._painted = steps, name, -np.inf
-        figure = Figure(figsize=(7.2, 2.6), dpi=96, facecolor="white")
+        figure = Figure(figsize=(7.2, 2.6), dpi=96, facecolor="white", layout="none")
         self._canvas = FigureCanvasAgg(figure)
         self._ax = figure.add_axes((0.08, 0.19, 0.9, 0.7))  # a fixed place: nothing shifts as the curve grows
         self._bar = tqdm(total=steps, desc=name, display=False)
         size = dict(width="691px", height="250px", max_width="100%", object_fit="contain")
-        self.image = ipywidgets.Image(format="png", layout=ipywidgets.Layout(**size))
+        self.image = _Picture(format="png", layout=ipywidgets.Layout(**size))
         self.widget = ipywidgets.VBox([self._bar.container, self.image])
         self._paint()
 
@@ -84,6 +84,7 @@ class Heads:
     attn: np.ndarray
     read: bytes
     length: int  # bytes of the whole text, of which the last T were read
+    context: int  # bytes that the model reads at most
     label: str
 
     @property
@@ -100,7 +101,7 @@ class Heads:
         """How much of the text is shown."""
         if self.length > len(self.read):
             return f"The model reads {len(self.read)} bytes: the last ones of {self.length}."
-        return f"{self.length} of at most {trained_model().preset.context} bytes."
+        return f"{self.length} of at most {self.context} bytes."
 
 
 def heads(text: str = SENTENCE, *, model: GPT | None = None, device: Device | str | None = None) -> Heads:
@@ -118,7 +119,7 @@ def heads(text: str = SENTENCE, *, model: GPT | None = None, device: Device | st
     q, k, v = (np.concatenate(of_layers, axis=2) for of_layers in zip(*by_layer, strict=True))  # (1, T, all heads, D)
     result = attention(q, k, v, causal=True, kernel="fa2_forward", return_attn=True, device=device)
     attn = result.attn.reshape(preset.layers, preset.heads, len(read), len(read))
-    return Heads(attn, read, len(raw), result.label)
+    return Heads(attn, read, len(raw), preset.context, result.label)
 
 
 def sentence(text: str = SENTENCE, *, model: GPT | None = None, device: Device | str | None = None) -> View:
