@@ -12,12 +12,13 @@ from matplotlib.figure import Figure
 
 from fa2lab import data, plot, plot_panels, reference
 from fa2lab.attention import attention
+from fa2lab.backward import attention_backward
 from fa2lab.gpu import Device
 from fa2lab.kernels import TILES, Kernel, kernels
 from fa2lab.limits import BROWSER
 from fa2lab.live import View
 from fa2lab.parity import Comparison, compare, compare_traces
-from fa2lab.results import Result, Trace
+from fa2lab.results import Gradients, Result, Trace
 
 WALK_SIZE, BENCH_SIZE = (10.4, 7.0), (10.4, 6.4)  # inches
 
@@ -93,6 +94,7 @@ def tiles(*, device: Device | str | None = None, **values) -> View:
         "tile": _choice("tile Br×Bc", "Queries by keys of a tile", [("planned", ()), *map(_tile_option, TILES)], ()),
         "pattern": _choice("input", "Pattern of the input arrays", list(data.PATTERNS), "text"),
         "causal": _tick("causal mask", "Each query sees itself and the keys before it", True),
+        "grad": _tick("gradients", "Also run the backward pass and judge dQ, dK and dV", False),
     }
     ipywidgets.dlink((controls["H"], "value"), (controls["head"], "max"), lambda H: H - 1)
     ipywidgets.dlink((controls["T"], "value"), (controls["row"], "max"), lambda T: T - 1)
@@ -106,22 +108,29 @@ class Bench:
     result: Result
     truth: reference.Truth
     comparison: Comparison
+    gradients: Gradients | None = None
+    true_gradients: reference.TrueGradients | None = None
+    of_gradients: Comparison | None = None
 
     def draw(self, figure: Figure) -> str:
         """Draw on a figure of about `BENCH_SIZE`; returns the picture in one sentence."""
+        shown = self.result, self.truth, self.comparison
+        judged = self.comparison.rows
+        if self.gradients:
+            shown = self.gradients, self.true_gradients, self.of_gradients
+            judged += self.of_gradients.rows
         limits, used, avoided = {}, {}, {}
-        if plan := self.result.plan:
+        if plan := shown[0].plan:
             limits = {"this device": plan.limits.workgroup_bytes, "a browser": BROWSER.workgroup_bytes}
             used = plan.buffer_bytes()
             idle = {"attn": not plan.constants["WRITE_ATTN"], "trace": not plan.trace}
             used = {name: n for name, n in used.items() if not idle.get(name)}
-            if "attn" not in used:
+            if not self.gradients and "attn" not in used:
                 avoided = {"attn": replace(plan, return_attn=True).buffer_bytes()["attn"]}
         return plot_panels.bench(
             figure,
-            self.result,
-            self.truth,
-            self.comparison,
+            *shown,
+            judged=judged,
             workgroup_limits=limits,
             buffers=used,
             avoided=avoided,
@@ -129,8 +138,9 @@ class Bench:
 
     @property
     def words(self) -> str:
-        """The verdict, as HTML."""
-        return self.comparison._repr_html_()
+        """The verdict, or both, as HTML."""
+        found = filter(None, (self.comparison, self.of_gradients))
+        return "".join(comparison._repr_html_() for comparison in found)
 
 
 def bench(
@@ -144,13 +154,24 @@ def bench(
     kernel: str | Kernel = "fa2_forward",
     pattern: str = "random",
     causal: bool = True,
+    grad: bool = False,
     device: Device | str | None = None,
 ) -> Bench:
-    """Run a kernel on a named input and compare it with the float64 truth. scale: None for 1/sqrt(hd)."""
+    """Run a kernel on a named input and compare it with the float64 truth. scale: None for 1/sqrt(hd).
+
+    grad: also run the backward kernel `"fa2"` for a random dO, and hold dQ, dK and dV against theirs.
+    """
     arrays = data.make(pattern, B=B, T=T, H=H, D=hd, seed=seed)
     result = attention(*arrays, causal=causal, scale=scale, kernel=kernel, device=device)
     truth = reference.attention(*arrays, causal=causal, scale=scale)
-    return Bench(result, truth, compare(result, truth))
+    found = Bench(result, truth, compare(result, truth))
+    if not grad:
+        return found
+    dout = data.make("random", B=B, T=T, H=H, D=hd, seed=seed + 1).q
+    wishes = dict(causal=causal, scale=scale)
+    gradients = attention_backward(*arrays, result.out, result.lse, dout, **wishes, kernel="fa2", device=device)
+    expected = reference.attention_backward(*arrays, dout, **wishes)
+    return replace(found, gradients=gradients, true_gradients=expected, of_gradients=compare(gradients, expected))
 
 
 def parity(*, kernel: str | Kernel = "fa2_forward", device: Device | str | None = None, **values) -> View:
@@ -177,6 +198,7 @@ def parity(*, kernel: str | Kernel = "fa2_forward", device: Device | str | None 
         "kernel": _choice("kernel", "WGSL kernel that computes", choices, kernel),
         "pattern": _choice("input", "Pattern of the input arrays", list(data.PATTERNS), "random"),
         "causal": _tick("causal mask", "Each query sees itself and the keys before it", True),
+        "grad": _tick("gradients", "Also run the backward pass and judge dQ, dK and dV", False),
     }
     ipywidgets.dlink((controls["default_scale"], "value"), (controls["scale"], "disabled"))
     if "scale" in values:
@@ -186,7 +208,7 @@ def parity(*, kernel: str | Kernel = "fa2_forward", device: Device | str | None 
     def compute(default_scale: bool, scale: float, **moved) -> Bench:
         return bench(scale=None if default_scale else scale, **moved, device=device)
 
-    return _view(controls, compute, BENCH_SIZE, values, words_height="165px")
+    return _view(controls, compute, BENCH_SIZE, values, words_height="245px")
 
 
 def _view(

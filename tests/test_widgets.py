@@ -149,6 +149,20 @@ def test_the_picture_shows_the_row_that_the_sliders_say(gpu):
 # Parity
 
 
+def test_bench_judges_gradients_where_asked(gpu):
+    got = widgets.bench(T=33, H=3, hd=8, grad=True, device=gpu)
+    assert [row.field for row in got.comparison.rows] == ["out", "lse"]
+    assert [row.field for row in got.of_gradients.rows] == ["dq", "dk", "dv"] and got.of_gradients.ok
+    assert got.words.count("within float32") == 2 and "dv" in got.words
+    assert widgets.bench(T=9, hd=4, device=gpu).of_gradients is None
+    view = widgets.parity(device=gpu, T=17, hd=8)
+    assert "dq" not in fresh(view, H=1)
+    with_gradients = fresh(view, grad=True)
+    assert all(name in with_gradients for name in ("dq", "dk", "dv", "lse"))
+    assert "dq" not in fresh(view, grad=False)
+    view.close()
+
+
 def test_bench_judges_by_the_reference(gpu):
     got = widgets.bench(T=33, H=3, hd=40, B=2, seed=5, scale=-0.5, device=gpu)
     q, k, v = fa.data.make("random", T=33, H=3, D=40, B=2, seed=5)
