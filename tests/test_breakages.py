@@ -102,7 +102,10 @@ FA2 = [
         GROUPED,
     ),
     Breakage("V is loaded beside K", [("v_tile[i] = v[at];", "v_tile[i] = k[at];")]),
-    Breakage("the whole row of Q is loaded", [("i < BLOCK_Q * HEAD_DIM", "i < BLOCK_Q * (HEAD_DIM / 2u)")]),
+    Breakage(
+        "the whole row of Q is loaded",
+        [("q[q_start(bh, r) + i % HEAD_DIM]", "q[q_start(bh, r) + i % (HEAD_DIM / 2u)]")],
+    ),
     Breakage(
         "the dot product takes every column",
         [("for (var d = 0u; d < HEAD_DIM; d++) {\n    s +=", "for (var d = 0u; d < HEAD_DIM / 2u; d++) {\n    s +=")],
