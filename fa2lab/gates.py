@@ -17,9 +17,13 @@ from fa2lab.training import Run, batch, start
 OVERFIT = Preset(layers=2, width=32, context=16, heads=2, mlp=64)
 # The original project's bounds: memorise one batch, and stay within 5 % of the CPU's losses.
 LEARNED_BELOW, DRIFT_BOUND = 0.5, 0.05
-# Tighter ones beside them. Float32 attention errs about 1e-6 and training multiplies that by a few hundred; a gradient
-# that is wrong for one head moves the losses by far more than these, and by less than 5 %.
-OVERFIT_NATS, DRIFT_ALLOWED = 5e-3, 1e-3
+# Tighter ones beside them, between what rounding does (up to 1e-6 over seven texts, in nats or relatively) and what a
+# gradient does that is wrong for one head (1e-3 and more). While one batch is learnt by heart Adam divides ever
+# smaller gradients by their own size, and float32's rounding with them: by step 150 that alone can part two correct
+# runs by 0.1 nats. So the losses are held together over the first steps, where only a fault parts them.
+FOLLOWED_STEPS, OVERFIT_NATS, DRIFT_ALLOWED = 10, 1e-4, 1e-4
+# What both gates read, the same for ever: the project's own text changes with every word of a notebook.
+TEXT = " ".join(map(str, range(3000))).encode()
 
 Progress = Callable[[int, float], None]  # step, loss
 
@@ -53,16 +57,17 @@ class Gate:
 def overfit(attention: Attention, *, steps: int = 150, progress: Progress | None = None) -> Gate:
     """A tiny model memorises one batch of 8: from about ln 256 = 5.545 to below 0.5 within 150 steps.
 
-    The same run on NumPy's attention goes beside it, and the losses may part by `OVERFIT_NATS`: a model can memorise
-    with a wrong gradient as well.
+    The same run on NumPy's attention goes beside it, and over the first `FOLLOWED_STEPS` the losses may part by
+    `OVERFIT_NATS`: a model can memorise with a wrong gradient as well.
     """
     losses = _memorise(attention, steps, progress)
     expected = _memorised_by_numpy(steps)
-    apart = float(np.abs(losses - expected).max())
+    followed = min(FOLLOWED_STEPS, steps)
+    apart = float(np.abs(losses - expected)[:followed].max())
     begins = abs(losses[0] - np.log(256)) < 0.1
     reason = (
         f"Loss {losses[0]:.3f} to {losses[-1]:.4f} in {steps} steps (below {LEARNED_BELOW} wanted), "
-        f"at most {apart:.1e} nats from NumPy's losses ({OVERFIT_NATS:g} allowed)."
+        f"at most {apart:.1e} nats from NumPy's losses in the first {followed} ({OVERFIT_NATS:g} allowed)."
     )
     ok = bool(begins and losses[-1] < LEARNED_BELOW and apart <= OVERFIT_NATS)
     return Gate("overfit", losses, expected, attention.name, attention.adapter, ok, reason)
@@ -74,7 +79,7 @@ def _memorised_by_numpy(steps: int) -> np.ndarray:
 
 
 def _memorise(attention: Attention, steps: int, progress: Progress | None) -> np.ndarray:
-    run = start(OVERFIT, attention, lr=5e-3)
+    run = start(OVERFIT, attention, text=TEXT, lr=5e-3)
     tokens, targets = batch(run.text, OVERFIT, 8, seed=0, step=0)
     losses = np.empty(steps)
     for step in range(steps):
@@ -89,7 +94,7 @@ def drift(
     preset: Preset, attention: Attention, *, steps: int = 50, batch_size: int = 4, progress: Progress | None = None
 ) -> Gate:
     """The same seed trained on this attention and on NumPy's: the losses stay together at every step."""
-    losses = _follow(start(preset, attention, lr=3e-3, batch_size=batch_size), steps, progress)
+    losses = _follow(start(preset, attention, text=TEXT, lr=3e-3, batch_size=batch_size), steps, progress)
     expected = _followed_by_numpy(preset, steps, batch_size)
     worst = float(np.abs(losses / expected - 1).max())
     reason = (
@@ -101,7 +106,7 @@ def drift(
 
 @cache
 def _followed_by_numpy(preset: Preset, steps: int, batch_size: int) -> np.ndarray:
-    return _follow(start(preset, NumpyAttention(), lr=3e-3, batch_size=batch_size), steps, None)
+    return _follow(start(preset, NumpyAttention(), text=TEXT, lr=3e-3, batch_size=batch_size), steps, None)
 
 
 def _follow(run: Run, steps: int, progress: Progress | None) -> np.ndarray:

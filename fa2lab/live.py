@@ -19,7 +19,7 @@ STALE = "fa2lab-stale"
 _STYLE_SHEET = f"<style>.{STALE} {{ opacity: 0.35 }}</style>"  # ipywidgets' Layout knows no opacity
 
 
-class _Picture(ipywidgets.Image):
+class Picture(ipywidgets.Image):
     """An Image that may have a tooltip: JupyterLab's view of one reads a description, which Image lacks."""
 
     description = traitlets.Unicode("").tag(sync=True)
@@ -68,7 +68,7 @@ class View:
         self._serial = threading.Lock()  # a test's refresh and the worker never draw at once
         width, height = (int(inches * 96) for inches in figure.get_size_inches())
         # The height is fixed, so that nothing below the picture ever moves.
-        self.image = _Picture(
+        self.image = Picture(
             format="png",
             layout=ipywidgets.Layout(width=f"{width}px", height=f"{height}px", max_width="100%", object_fit="contain"),
         )

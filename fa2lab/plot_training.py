@@ -57,17 +57,19 @@ def distances(
     curves: Mapping[str, np.ndarray],
     *,
     bounds: Mapping[str, float],
+    bound_steps: int | None = None,
     title: str = "distance from NumPy's losses",
     says: str = "nats",
 ) -> Axes:
     """How far losses are from NumPy's at each step, `(steps,)` by name, on a log axis; bounds by name as lines.
 
-    Exactly zero stands on the lowest line, marked 0.
+    bound_steps: how many steps the bounds hold for, by default all. Exactly zero stands on the lowest line, marked 0.
     """
     ax.clear()
     ax.grid(axis="y", color="#e3e5e8", linewidth=0.7)
     for (name, bound), dash in zip(bounds.items(), _BOUND_DASHES, strict=False):
-        ax.axhline(bound, color=BOUND, linestyle=dash, linewidth=1.2, label=name, gid="bound")
+        ends = (-0.5, (bound_steps or max(_longest(curves), 2)) - 0.5)
+        ax.plot(ends, (bound, bound), color=BOUND, linestyle=dash, linewidth=1.6, label=name, gid="bound")
     for (name, curve), style in zip(curves.items(), _CURVES, strict=False):
         ax.plot(np.arange(len(curve)), np.maximum(curve, LOWEST), label=name, gid="distance", **style)
     ax.set_yscale("log")
@@ -88,20 +90,22 @@ def gate(
     *,
     bounds: Mapping[str, float],
     label: str,
+    bound_steps: int | None = None,
     relative: bool = False,
     below: float | None = None,
 ) -> str:
     """Losses side by side, and their distance from NumPy's on a log axis. Returns the picture in one sentence.
 
     curves: losses `(steps,)` by name; expected: NumPy's `(steps,)`; relative: distances as a share of NumPy's loss,
-    else in nats. bounds: of the distance, by name. label: who computed.
+    else in nats. bounds: of the distance, by name, over the first `bound_steps` or all. label: who computed.
     """
     left, right = figure.axes or figure.subplots(1, 2)
     apart = {
         name: np.abs(curve / expected - 1) if relative else np.abs(curve - expected) for name, curve in curves.items()
     }
     losses(left, curves, expected=expected, below=below)
-    distances(right, apart, bounds=bounds, says="share of NumPy's loss" if relative else "nats")
+    says = "share of NumPy's loss" if relative else "nats"
+    distances(right, apart, bounds=bounds, bound_steps=bound_steps, says=says)
     footer(figure, label)
     said = "; ".join(
         f"{name} from {curve[0]:.2f} to {curve[-1]:.2f} nats, at most {apart[name].max():.1e} away"

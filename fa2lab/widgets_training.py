@@ -16,7 +16,7 @@ from fa2lab import plot, plot_training
 from fa2lab.attention import attention
 from fa2lab.gpt import GPT
 from fa2lab.gpu import Device
-from fa2lab.live import View, _Picture
+from fa2lab.live import Picture, View
 from fa2lab.trained import trained_model
 
 SIZE = (10.8, 7.2)  # inches, of the gallery
@@ -38,7 +38,7 @@ class LiveLoss:
         self._ax = figure.add_axes((0.08, 0.19, 0.9, 0.7))  # a fixed place: nothing shifts as the curve grows
         self._bar = tqdm(total=steps, desc=name, display=False)
         size = dict(width="691px", height="250px", max_width="100%", object_fit="contain")
-        self.image = _Picture(format="png", layout=ipywidgets.Layout(**size))
+        self.image = Picture(format="png", layout=ipywidgets.Layout(**size))
         self.widget = ipywidgets.VBox([self._bar.container, self.image])
         self._paint()
 

@@ -97,6 +97,10 @@ def test_distances_stand_on_a_log_axis_with_zero_at_the_foot():
     bounds = marked(ax, "bound")
     assert [line.get_ydata()[0] for line in bounds] == [0.05, 1e-3]
     assert bounds[0].get_linestyle() != bounds[1].get_linestyle()
+    assert list(bounds[0].get_xdata()) == [-0.5, 2.5]
+    plot_training.distances(ax, {"fa2": np.ones(9)}, bounds={"5 %": 0.05}, bound_steps=4)
+    assert list(marked(ax, "bound")[0].get_xdata()) == [-0.5, 3.5]
+    plot_training.distances(ax, {"fa2": np.array([0.0, 1e-7, 3e-4])}, bounds={"5 %": 0.05, "0.1 %": 1e-3})
     assert legend(ax) == ["5 %", "0.1 %", "fa2"]
 
 
