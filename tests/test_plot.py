@@ -307,7 +307,9 @@ def test_bench_panel_shows_the_worst_head_and_its_plain_twin(figure):
     out[1, 4, 2, 3] += 0.5
     result = replace(fa.attention(*arrays, device="numpy"), out=out)
     found = fa.parity.compare(result, truth)
-    text = plot_panels.bench(figure, result, truth, found, workgroup_limits={}, buffers={}, avoided={})
+    text = plot_panels.bench(
+        figure, result, truth, found, judged=found.rows, workgroup_limits={}, buffers={}, avoided={}
+    )
     np.testing.assert_array_equal(shown(figure.axes[0]), (out - truth.out)[1, :, 2])
     np.testing.assert_array_equal(shown(figure.axes[1]), (truth.plain.out - truth.out)[1, :, 2])
     assert figure.axes[0].images[0].get_clim() == figure.axes[1].images[0].get_clim()
