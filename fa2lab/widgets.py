@@ -94,7 +94,6 @@ def tiles(*, device: Device | str | None = None, **values) -> View:
         "tile": _choice("tile Br×Bc", "Queries by keys of a tile", [("planned", ()), *map(_tile_option, TILES)], ()),
         "pattern": _choice("input", "Pattern of the input arrays", list(data.PATTERNS), "text"),
         "causal": _tick("causal mask", "Each query sees itself and the keys before it", True),
-        "grad": _tick("gradients", "Also run the backward pass and judge dQ, dK and dV", False),
     }
     ipywidgets.dlink((controls["H"], "value"), (controls["head"], "max"), lambda H: H - 1)
     ipywidgets.dlink((controls["T"], "value"), (controls["row"], "max"), lambda T: T - 1)
