@@ -163,6 +163,7 @@ class View:
 
     def _show_error(self, error: Exception) -> None:
         sentence = html.escape(f"{error}" or type(error).__name__)
-        self.status.value = f'<span role="alert" style="color:#cf222e"><b>Not computed:</b> {sentence}</span>'
+        colour = "var(--jp-error-color1, #cf222e)"  # readable in both themes
+        self.status.value = f'<span role="alert" style="color:{colour}"><b>Not computed:</b> {sentence}</span>'
         self.image.dim(True)
         self.image.tooltip = "An older picture: the shown values could not be computed."

@@ -96,7 +96,11 @@ class Comparison:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        colour, mark = ("#1a7f37", "✓ within float32") if self.ok else ("#cf222e", "✗ not within float32")
+        colour, mark = (
+            ("var(--jp-success-color0, #1a7f37)", "✓ within float32")
+            if self.ok
+            else ("var(--jp-error-color1, #cf222e)", "✗ not within float32")
+        )
         cell = "padding:2px 10px;text-align:left"
         head = "".join(f"<th style='{cell}'>{h}</th>" for h in _HEADER)
         body = "".join(

@@ -82,9 +82,22 @@ def online_softmax(row: str = "six numbers", block: int = 1, step: int = 3) -> V
     whole = {"description_width": "initial"}  # no description is cut off
     wide, narrow = ipywidgets.Layout(width="420px"), ipywidgets.Layout(width="300px")
     first = walk(row, block).n_steps
-    steps = ipywidgets.IntSlider(step, 0, first, description="blocks taken in", style=whole, layout=wide)
+    steps = ipywidgets.IntSlider(
+        step,
+        0,
+        first,
+        description="blocks taken in",
+        tooltip="How many blocks the online softmax has seen",
+        style=whole,
+        layout=wide,
+    )
     blocks = ipywidgets.SelectionSlider(
-        options=BLOCKS, value=block, description="keys a block", style=whole, layout=narrow
+        options=BLOCKS,
+        value=block,
+        description="keys a block",
+        tooltip="How many keys are taken in at once",
+        style=whole,
+        layout=narrow,
     )
     rows = ipywidgets.Dropdown(options=list(ROWS), value=row, description="row of scores", style=whole, layout=wide)
 
