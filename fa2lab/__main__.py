@@ -1,9 +1,9 @@
-"""The shell's way in: `python -m fa2lab doctor` and `python -m fa2lab parity …`."""
+"""The shell's way in: `python -m fa2lab doctor`, `parity`, `gate` and `train`."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
+import signal
 import sys
 import warnings
 from dataclasses import replace
@@ -181,6 +181,8 @@ def _print_crossover(device: Device | str | None) -> None:
 def _train(a: argparse.Namespace) -> int:
     from fa2lab import training
 
+    if min(a.steps, a.batch) < 1:
+        raise ValueError(f"--steps and --batch must be at least 1; got {a.steps} and {a.batch}.")
     kinds = {"numpy": NumpyAttention, "fa2": KernelAttention, "original": original}
     schedule = training.warm_cosine(a.lr, a.steps)
     run = training.start(
@@ -195,6 +197,8 @@ def _train(a: argparse.Namespace) -> int:
     if a.checkpoint and Path(a.checkpoint).is_file():
         run.restore(a.checkpoint)
     losses: list[float] = []
+    asked_to_stop: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: asked_to_stop.append(number))
     with tqdm(total=a.steps, initial=run.optimiser.step, desc=f"train {a.preset}") as bar:
         try:
             for loss in run.steps(a.steps - run.optimiser.step):
@@ -202,13 +206,20 @@ def _train(a: argparse.Namespace) -> int:
                 _advance(bar, loss)
                 if a.checkpoint and run.optimiser.step % 100 == 0:
                     run.save(a.checkpoint)
-        finally:  # an interrupted run loses nothing
-            if a.checkpoint:
-                run.save(a.checkpoint)
+                if asked_to_stop:  # between steps only: half an update would go on to other losses
+                    break
+        finally:
+            signal.signal(signal.SIGINT, before)
+    if a.checkpoint:
+        run.save(a.checkpoint)
     if losses:
-        print(f"{run.model.attention.name}: loss {sum(losses[-100:]) / len(losses[-100:]):.3f} after {a.steps} steps")
+        mean = sum(losses[-100:]) / len(losses[-100:])
+        print(f"{run.model.attention.name}: loss {mean:.3f} after {run.optimiser.step} steps")
+    if asked_to_stop:
+        print("Stopped before the last step; " + ("the checkpoint goes on." if a.checkpoint else "nothing was saved."))
+        return NOT_OK
     if a.weights:
-        made = dict(command=" ".join(["python -m fa2lab", *sys.argv[1:]]), text=hashlib.sha256(run.text).hexdigest())
+        made = dict(command=" ".join(["python -m fa2lab", *sys.argv[1:]]), seed=str(a.seed), text=run.text_hash)
         training.save_weights(run.model, a.weights, **made)
     return OK
 

@@ -58,6 +58,7 @@ def attention(
 
 
 def forward_on_numpy(planned: Plan, q, k, v) -> Result:
+    """The planned forward by NumPy in float32, over the same tiles. Raises `KernelError` for an edited kernel."""
     problem = planned.problem
     numpy_runs(planned.kernel)
     if planned.kernel.tiled:

@@ -53,12 +53,12 @@ def _examine(adapter: Adapter) -> tuple[list[str], bool]:
     except Exception as error:  # a doctor reports what ails the adapter, whatever it is
         return [*lines, f"    attention       FAILS: {str(error).splitlines()[0]}"], False
     missing = [name for name, aliases in _WANTED.items() if not aliases & adapter.features]
-    lines.append(f"    missing         {', '.join(missing) or 'nothing'}")
+    lines.append(f"    not offered     {', '.join(missing) or 'nothing'}")
     lines.append(f"    attention       {'correct' if found.ok else 'WRONG'}, error {found.rows[0].error:.1e}")
     return lines, found.ok
 
 
-# Optional features that kernels use where they are, by the names of wgpu and Dawn.
+# Optional features, by the names of wgpu and Dawn. No kernel needs one yet.
 _WANTED = {"subgroups": {"subgroup", "subgroups"}, "shader-f16": {"shader-f16"}, "timestamp-query": {"timestamp-query"}}
 
 

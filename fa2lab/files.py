@@ -44,7 +44,7 @@ def load(path: str | os.PathLike, *, layout: str = "BTHD", heads: int | None = N
     if layout == "BTC" and (isinstance(heads, bool) or not isinstance(heads, int | np.integer) or heads < 1):
         raise ValueError(f'layout="BTC" needs heads, the number of query heads in the C columns; got {heads!r}.')
     if not path.is_file():
-        raise FileNotFoundError(f"There is no file {path}; expected an .npz with the arrays q, k and v.")
+        raise FileNotFoundError(f"There is no file {path}; expected an .npz, .npy or .safetensors with q, k and v.")
     readers = {".npz": _read_npz, ".npy": _read_npy, ".safetensors": _read_safetensors}
     if path.suffix not in readers:
         raise ValueError(f"{path} is none of {', '.join(readers)}; write one by np.savez(path, q=q, k=k, v=v).")
@@ -81,7 +81,7 @@ def _split_columns(found: dict[str, np.ndarray], heads: int) -> dict[str, np.nda
     for name, x in found.items():
         if D == 0 or x.shape[-1] % D:
             raise ShapeError(f"{name} has {x.shape[-1]} columns, no multiple of q's {columns}/{heads} = {D}.")
-    return {name: x.reshape(*x.shape[:2], -1, D) for name, x in found.items()}
+    return {name: x.reshape(*x.shape[:2], x.shape[-1] // D, D) for name, x in found.items()}
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:

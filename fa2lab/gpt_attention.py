@@ -52,7 +52,7 @@ class KernelAttention:
         device: Device | str | None = None,
     ):
         self._forward, self._backward, self._device = forward, backward, device
-        self.name = " + ".join(getattr(kernel, "name", kernel) for kernel in (forward, backward))
+        self.name = " + ".join(getattr(kernel, "label", kernel) for kernel in (forward, backward))
         self.adapter = NUMPY if device == "numpy" else ""
         self.seconds = 0.0  # spent in here since the start: upload, kernels and readback
         self.device_bytes = 0  # the most that any call allocated

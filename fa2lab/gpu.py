@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from fa2lab.adapter import Adapter, Compiler, api, choose_adapter
+from fa2lab.adapter import Adapter, Compiler, adapters, api, choose_adapter
 from fa2lab.diagnostics import kernel_error
 from fa2lab.errors import LimitError
 from fa2lab.limits import BROWSER, WEBGPU_NAMES
@@ -125,7 +125,8 @@ class Device:
 
     def revive(self) -> None:
         """Replace a lost device by a fresh one on the same adapter. All buffers of the old one are gone."""
-        self.adapter = choose_adapter(self.adapter.name, self.adapter.compiler)
+        same = [found for found in adapters(self.adapter.compiler) if found == self.adapter]
+        self.adapter = same[0] if same else choose_adapter(self.adapter.name, self.adapter.compiler)
         self.memory = Memory()
         self._open()
 

@@ -26,6 +26,7 @@ class Pass:
     bindings: tuple[tuple[str, str], ...]  # (buffer, access)
     grid: Grid
     tiles: tuple[int, int] = (0, 0)  # workgroup tiles of BLOCK_Q and of BLOCK_K rows by HEAD_DIM columns
+    pair_floats: int = 0  # further floats of workgroup memory for each (query, key) of a tile
     lanes: str = ""  # the constant that is its workgroup size: BLOCK_Q, BLOCK_K or, by default, LANES
 
     @property
@@ -35,7 +36,8 @@ class Pass:
 
     def tile_bytes(self, block_q: int, block_k: int, head_dim: int) -> int:
         """Workgroup memory of its tiles, float32."""
-        return 4 * (self.tiles[0] * block_q + self.tiles[1] * block_k) * head_dim
+        of_rows = (self.tiles[0] * block_q + self.tiles[1] * block_k) * head_dim
+        return 4 * (of_rows + self.pair_floats * block_q * block_k)
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,7 @@ BACKWARD_TRACE = Kernel(
             ("problem", "rows"),
             _bindings("q k v dout lse delta", "p_ds parts"),
             _tile_pairs,
+            pair_floats=2,
             lanes="TILE_LANES",
         ),
     ),

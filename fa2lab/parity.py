@@ -247,7 +247,7 @@ def compare_traces(result: Result, truth: reference.Truth) -> Comparison:
     states = measure("state", result.trace.state, exact.state, 0.0)
     rows = [
         measure(name, *pair, allowed, cost)
-        for name, (pair, allowed, cost) in _trace_bounds(result.trace, exact, single, truth).items()
+        for name, (pair, allowed, cost) in _trace_bounds(result.trace, exact, single).items()
     ]
     return Comparison(f"trace of {result.label}", "the float64 walk", (states, *rows), None)
 
@@ -258,7 +258,7 @@ def _walks(result: Result, truth: reference.Truth) -> tuple[Trace, Trace]:
     return tuple(walk.trace for walk in walks)
 
 
-def _trace_bounds(got: Trace, exact: Trace, single: Trace, truth: reference.Truth) -> dict:
+def _trace_bounds(got: Trace, exact: Trace, single: Trace) -> dict:
     """For m, l and alpha: the pair to compare, what is allowed, and what the float32 walk errs.
 
     Floors as in `floors`: m rounds once, in the product with the scale; l and alpha go through exp, a product and a
@@ -280,7 +280,7 @@ def _departure(result: Result, truth: Result) -> str | None:
         return None
     exact, single = _walks(result, truth)
     tiles: list[tuple[int, str, tuple]] = []
-    for name, ((got, expected), allowed, _) in _trace_bounds(result.trace, exact, single, truth).items():
+    for name, ((got, expected), allowed, _) in _trace_bounds(result.trace, exact, single).items():
         with np.errstate(invalid="ignore"):
             off = ~((np.abs(got - expected) <= allowed) | (got == expected) | (np.isnan(got) & np.isnan(expected)))
         if off.any():

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
+import numpy as np
+
 from fa2lab import source
 from fa2lab.errors import KernelError, LimitError
 from fa2lab.kernels import LANES, MAX_HEAD_DIM, TILES, Kernel, Pass, kernels, named
@@ -15,7 +17,8 @@ from fa2lab.problem import Problem
 # What stands at a binding that this launch does not use: WebGPU wants some buffer there.
 UNUSED_BYTES = 16
 PARAMS_BYTES = 48  # `Params` of shared/problem.wgsl, padded to 16
-# From fastest to slowest; see `auto`.
+# What `auto` tries first. The FlashAttention-2 kernels need no memory of size T² and are ahead of `fused_sv` at every
+# length that the crossover measured; `naive` is there for what neither takes.
 AUTO_ORDER = ("fa2_forward", "fused_sv", "naive", "fa2", "materialised")
 
 
@@ -167,14 +170,19 @@ def plan(
 
 
 def auto(problem: Problem, limits: Limits, table: dict[str, Kernel], **wishes) -> Plan:
-    """The plan of the fastest kernel that can do it, by `AUTO_ORDER`; the refusal of the first where none can."""
+    """The plan of the first kernel in `AUTO_ORDER` that can do it; the refusal of the first where none can."""
     refusal = None
-    for name in sorted(table, key=AUTO_ORDER.index):
+    for name in sorted(table, key=_preference):
         try:
             return plan(problem, limits, name, table=table, **wishes)
         except (LimitError, KernelError) as error:
             refusal = refusal or error
     raise refusal
+
+
+def _preference(name: str) -> int:
+    """A kernel that the order does not name comes last."""
+    return AUTO_ORDER.index(name) if name in AUTO_ORDER else len(AUTO_ORDER)
 
 
 def _check_invocations_and_bindings(kernel: Kernel, limits: Limits) -> None:
@@ -194,16 +202,21 @@ def _tile(
 ) -> tuple[int, int]:
     """The tile that was asked for if it fits, else the first that does."""
     for name, block in (("block_q", block_q), ("block_k", block_k)):
-        if block is not None and (isinstance(block, bool) or not isinstance(block, int) or block < 1):
+        if block is not None and (isinstance(block, bool) or not isinstance(block, int | np.integer) or block < 1):
             raise LimitError(f"{name} must be a whole number of at least 1; got {block!r}.")
 
     lanes = {stage.lanes for stage in kernel.passes}
 
-    def fits(bq: int, bk: int) -> bool:
-        widest = max(bq if "BLOCK_Q" in lanes else 1, bk if "BLOCK_K" in lanes else 1)
-        return widest <= limits.invocations and kernel.tile_bytes(bq, bk, problem.D) <= limits.workgroup_bytes
+    def invocations(bq: int, bk: int) -> int:
+        by_constant = {"BLOCK_Q": bq, "BLOCK_K": bk, "TILE_LANES": max(bq, bk)}
+        return max(by_constant.get(name, LANES) for name in lanes)
 
-    wanted = [(block_q or bq, block_k or bk) for bq, bk in TILES]
+    def fits(bq: int, bk: int) -> bool:
+        return (
+            invocations(bq, bk) <= limits.invocations and kernel.tile_bytes(bq, bk, problem.D) <= limits.workgroup_bytes
+        )
+
+    wanted = [(int(block_q or bq), int(block_k or bk)) for bq, bk in TILES]
     for bq, bk in wanted:
         if fits(bq, bk):
             return bq, bk
@@ -211,7 +224,7 @@ def _tile(
     room = [f"{a}x{b}" for a, b in TILES if fits(a, b)]
     raise LimitError(
         f"{kernel.name} with tiles of {bq}x{bk} at D={problem.D} needs {kernel.tile_bytes(bq, bk, problem.D):,} B of "
-        f"workgroup memory and {bq} invocations; this device has {limits.workgroup_bytes:,} B and "
+        f"workgroup memory and {invocations(bq, bk)} invocations; this device has {limits.workgroup_bytes:,} B and "
         f"{limits.invocations}. {'Fitting tiles: ' + ', '.join(room) if room else 'No tile fits'}."
     )
 
@@ -224,7 +237,7 @@ def _check_rows(draft: Plan) -> None:
         if max(x, y) > draft.limits.workgroups:
             raise LimitError(
                 f"{draft.kernel.name} would dispatch {max(x, y):,} workgroups in one dimension for Tq={one.Tq:,} and "
-                f"Tk={one.Tk:,}; this device allows {draft.limits.workgroups:,}. Split the queries."
+                f"Tk={one.Tk:,}; this device allows {draft.limits.workgroups:,}. Shorter ones fit."
             )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from fa2lab.kernels import Plan
+    from fa2lab.plan import Plan
     from fa2lab.problem import Problem
 
 # How a (query row, K tile) pair met the causal mask. The kernels write the same numbers into their trace.
@@ -20,10 +20,10 @@ TILE_STATES = ("skipped", "partial", "full")
 class Trace:
     """The online softmax as it went: one entry per query row and K tile, taken after that tile was merged.
 
-    `m`, `l`, `alpha`: float, `(B, H, Tq, n_tiles)`. `m` is -inf and `l` 0 until the row has met its first visible key;
-    `alpha` is the factor that the tile applied to the older `l` and `O`. `state`: uint8, same shape, the row's view
-    of the tile: `SKIPPED` (the walk never came there), `PARTIAL` (some of the tile's keys are masked for this row,
-    possibly all) or `FULL`. A skipped tile repeats the final `m` and `l`, with `alpha` 1.
+    `m`, `l`, `alpha`: float, `(B, H, Tq, n_tiles)`. `m` is -inf and `l` 0 until the row has met its first visible
+    key; `alpha` is the factor that the tile applied to the older `l` and `O`. `state`: uint8, same shape, that of
+    the row's tile: `SKIPPED` (the walk never came there), `PARTIAL` (the mask's edge runs through it: this row may
+    see all, some or none of its keys) or `FULL`. A skipped tile repeats the final `m` and `l`, with `alpha` 1.
     """
 
     m: np.ndarray

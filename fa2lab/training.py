@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -89,20 +90,38 @@ class Run:
             self.optimiser.update(self.model.params, grads, self.lr(step) if callable(self.lr) else self.lr)
             yield loss
 
+    @property
+    def text_hash(self) -> str:
+        """SHA-256 of the text."""
+        return hashlib.sha256(self.text).hexdigest()
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What the losses depend on besides the preset: a checkpoint goes on under the same ones only."""
+        lr = getattr(self.lr, "__name__", repr(self.lr))
+        decay = repr(self.optimiser.decay)
+        seed, size = str(self.seed), str(self.batch_size)
+        return {"seed": seed, "batch_size": size, "lr": lr, "decay": decay, "text": self.text_hash}
+
     def save(self, path: str | os.PathLike) -> None:
         """Weights and optimiser state, as one safetensors file, complete or not there at all."""
         tensors = dict(self.model.params)
         tensors |= {f"adam.first.{name}": x for name, x in self.optimiser.first.items()}
         tensors |= {f"adam.second.{name}": x for name, x in self.optimiser.second.items()}
-        _write(tensors, self.model.preset, path, step=str(self.optimiser.step), seed=str(self.seed))
+        _write(tensors, self.model.preset, path, step=str(self.optimiser.step), **self.settings)
 
     def restore(self, path: str | os.PathLike) -> None:
-        """Go on from a saved run of the same preset. Raises `ValueError` where it is another's."""
+        """Go on from a saved run of the same preset and settings. Raises `ValueError` where they are others."""
         tensors, about = _read(path)
         if about["preset"] != asdict(self.model.preset):
             raise ValueError(f"{path} holds a model of {about['preset']}; this run's is {asdict(self.model.preset)}.")
-        if "step" not in about or int(about["seed"]) != self.seed:
-            raise ValueError(f"{path} is no checkpoint of a run with seed {self.seed}; it cannot go on from there.")
+        if "step" not in about:
+            raise ValueError(f"{path} holds weights alone, no checkpoint to go on from.")
+        for name, ours in self.settings.items():
+            if about.get(name) != ours:
+                raise ValueError(
+                    f"{path} is of a run with {name}={about.get(name)}, not {ours}; its losses would part."
+                )
         self.optimiser.step = int(about["step"])
         for name in self.model.params:
             self.model.params[name][...] = tensors[name]
@@ -137,6 +156,7 @@ def warm_cosine(peak: float, steps: int) -> Callable[[int], float]:
             return peak * (step + 1) / rise
         return peak * (0.1 + 0.45 * (1 + np.cos(np.pi * min(1.0, (step - rise) / max(1, steps - rise)))))
 
+    lr.__name__ = f"warm_cosine({peak!r}, {steps})"  # a checkpoint remembers the schedule by it
     return lr
 
 

@@ -221,8 +221,9 @@ def _view(
     unknown = sorted(set(values) - set(controls))
     if unknown:
         raise TypeError(f"No control is called {', '.join(unknown)}; there are {', '.join(controls)}.")
-    for name, value in values.items():
-        controls[name].value = value
+    for name in controls:  # in this order: T and H come before row and head, whose range they set
+        if name in values:
+            controls[name].value = values[name]
     return View(
         controls,
         compute,

@@ -431,7 +431,8 @@ def test_no_backward_kernel_uses_atomics():
 def test_results_say_who_computed(device, kernel):
     arrays = gradients.random(T=4)
     forward, backward = fa.attention_grad(*arrays, kernel=kernel, device=device)
-    assert forward.label == backward.label == f"{kernel} on {device.adapter}"
+    assert forward.label == f"fa2_forward on {device.adapter}"
+    assert backward.label == f"{kernel} on {device.adapter}"
     assert backward.plan.kernel.name == kernel and backward.device_bytes > 0
     assert {getattr(backward, name).dtype for name in FIELDS} == {np.dtype(np.float32)}
 

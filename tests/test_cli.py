@@ -311,7 +311,7 @@ def test_doctor_examines_every_adapter(shell):
             )
             assert f"    workgroup       {adapter.limits.workgroup_bytes:,} B of memory" in out
     examined = len(engines.adapters("naga")) + len(engines.adapters("tint"))
-    assert out.count("    attention       correct, error ") == examined == out.count("    missing  ")
+    assert out.count("    attention       correct, error ") == examined == out.count("    not offered  ")
     assert f"    subgroup size   {fa.default_device().subgroup_size or 'no subgroups'} (measured)" in out
 
 

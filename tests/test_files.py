@@ -228,3 +228,9 @@ def test_a_type_that_numpy_lacks_is_named(tmp_path):
     path = tmp_path / "dump.safetensors"
     path.write_bytes(len(head).to_bytes(8, "little") + head + bytes(24))
     refused(ValueError, "does not read as safetensors of float16, float32 or float64", path)
+
+
+def test_columns_of_no_rows_still_have_heads(tmp_path):
+    np.savez(tmp_path / "empty.npz", q=np.zeros((1, 0, 12)), k=np.zeros((1, 0, 6)), v=np.zeros((1, 0, 6)))
+    arrays = files.load(tmp_path / "empty.npz", layout="BTC", heads=4)
+    assert (arrays.q.shape, arrays.k.shape, arrays.v.shape) == ((1, 0, 4, 3), (1, 0, 2, 3), (1, 0, 2, 3))

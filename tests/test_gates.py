@@ -6,6 +6,7 @@ import pytest
 import fa2lab as fa
 from fa2lab import gates, gpt
 from fa2lab.gpt_attention import KernelAttention, NumpyAttention, original
+from fa2lab.kernels import Kernel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 # Fewer steps than the command's 50, at a size that a software adapter runs in seconds.
@@ -18,7 +19,7 @@ ONE_HEAD_WITHOUT_DV = fa.backward_kernels()["fa2"].edited(
 )
 
 
-def mask_one_off() -> fa.kernels:
+def mask_one_off() -> Kernel:
     """Row i also sees key i + 1: the byte that it has to guess."""
     kernel = fa.kernels()["fa2_forward"]
     kernel = kernel.edited("let seen = keys_seen(row);", "let seen = min(keys_seen(row) + 1u, params.n_k);")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import fa2lab as fa
-from fa2lab.kernels import MAX_HEAD_DIM, TILES
+from fa2lab.kernels import BACKWARD_TRACE, MAX_HEAD_DIM, TILES
 from fa2lab.limits import BROWSER, WEBGPU_NAMES, Limits
-from fa2lab.problem import Problem
+from fa2lab.problem import Problem, pose
 
 KERNELS = fa.kernels()
 ROOMY = Limits(
@@ -286,3 +287,27 @@ def test_an_empty_problem_needs_nothing():
         planned = fa.plan(empty, BROWSER)
         assert (planned.chunks, planned.device_bytes, planned.buffer_bytes()) == ((), 0, {})
         assert "buffers none: 0 B in 0 launch(es)" in str(planned)
+
+
+def test_a_kernel_that_the_order_does_not_name_is_tried_last():
+    late = replace(fa.kernels()["fa2_forward"], name="yours")
+    table = {"yours": late, **fa.kernels()}
+    problem, *_ = pose(*(np.zeros((1, 4, 1, 4), np.float32),) * 3)
+    assert fa.plan(problem, BROWSER, table=table).kernel.name == "fa2_forward"
+    assert fa.plan(problem, BROWSER, table={"yours": late}).kernel.name == "yours"
+
+
+def test_block_sizes_may_be_numpys_whole_numbers():
+    problem, *_ = pose(*(np.zeros((1, 4, 1, 4), np.float32),) * 3)
+    planned = fa.plan(problem, BROWSER, "fa2_forward", block_q=np.int64(8), block_k=np.int32(4))
+    assert (type(planned.block_q), planned.block_q, planned.block_k) == (int, 8, 4)
+
+
+def test_the_backward_traces_tiles_obey_the_limits():
+    """It has no tiles of Q or K, but 2 floats a (query, key) pair and max(BLOCK_Q, BLOCK_K) invocations."""
+    problem, *_ = pose(*(np.zeros((1, 200, 1, 1), np.float32),) * 3)
+    assert BACKWARD_TRACE.tile_bytes(32, 16, 64) == 2 * 32 * 16 * 4
+    with pytest.raises(fa.LimitError, match="131,072 B of workgroup memory and 128 invocations"):
+        fa.plan(problem, BROWSER, BACKWARD_TRACE, block_q=128, block_k=128)
+    with pytest.raises(fa.LimitError, match="512 invocations"):
+        fa.plan(problem, BROWSER, BACKWARD_TRACE, block_q=1, block_k=512)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 from safetensors import safe_open
@@ -49,6 +51,8 @@ def test_its_file_says_how_it_was_made():
     with safe_open(MODEL, framework="numpy") as file:
         about = file.metadata()
     assert about["command"].startswith("python -m fa2lab train --preset tiny ")
+    assert f"--seed {about['seed']} --text fa2lab/model/text.txt" in about["command"]
+    assert about["text"] == hashlib.sha256(MODEL.with_name("text.txt").read_bytes()).hexdigest()
     assert "--weights fa2lab/model/tiny.safetensors" in about["command"]
 
 

@@ -1,5 +1,7 @@
 """Training: batches, AdamW, checkpoints that go on to the same losses, weights on disk."""
 
+import signal
+
 import numpy as np
 import pytest
 
@@ -33,8 +35,36 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     other = training.start(gpt.Preset(1, 8, 16, 2), NumpyAttention(), text=TEXT)
     with pytest.raises(ValueError, match="holds a model of"):
         other.restore(tmp_path / "run.safetensors")
-    with pytest.raises(ValueError, match="no checkpoint of a run with seed 1"):
+    with pytest.raises(ValueError, match="of a run with seed=0, not 1; its losses would part"):
         new_run(seed=1).restore(tmp_path / "run.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("wishes", "name"),
+    [
+        ({"batch_size": 5}, "batch_size"),
+        ({"lr": 2e-2}, "lr"),
+        ({"decay": 0.1}, "decay"),
+        ({"text": TEXT + b"!"}, "text"),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_goes_on_under_its_own_settings_only(tmp_path, wishes, name):
+    new_run().save(tmp_path / "run.safetensors")
+    settings = {"text": TEXT, "batch_size": 4, "seed": 0, "lr": 1e-2} | wishes
+    other = training.start(PRESET, NumpyAttention(), **settings)
+    with pytest.raises(ValueError, match=f"is of a run with {name}="):
+        other.restore(tmp_path / "run.safetensors")
+
+
+def test_weights_alone_are_no_checkpoint(tmp_path):
+    training.save_weights(new_run().model, tmp_path / "w.safetensors")
+    with pytest.raises(ValueError, match="weights alone"):
+        new_run().restore(tmp_path / "w.safetensors")
+
+
+def test_schedules_are_told_apart_by_their_numbers():
+    assert training.warm_cosine(1e-3, 100).__name__ != training.warm_cosine(1e-3, 200).__name__
 
 
 def test_an_interrupted_save_leaves_the_old_checkpoint(tmp_path, monkeypatch):
@@ -128,3 +158,36 @@ def test_the_corpus_is_the_projects_own_text_or_a_file(tmp_path):
         training.corpus(tmp_path / "empty.txt")
     with pytest.raises(FileNotFoundError, match="no text file"):
         training.corpus(tmp_path / "absent.txt")
+
+
+def test_ctrl_c_stops_between_steps_and_the_checkpoint_goes_on(tmp_path, monkeypatch, capsys):
+    from fa2lab import __main__ as shell
+
+    (tmp_path / "text").write_bytes(TEXT)
+    flags = f"train --preset tiny --steps 6 --batch 2 --text {tmp_path / 'text'} --attention numpy".split()
+    losses: list[float] = []
+    watch = shell._advance
+
+    def advance(bar, loss):
+        losses.append(loss)
+        if len(losses) == 3:
+            signal.raise_signal(signal.SIGINT)
+        watch(bar, loss)
+
+    monkeypatch.setattr(shell, "_advance", advance)
+    assert shell.main([*flags, "--checkpoint", str(tmp_path / "run.safetensors")]) == 1
+    assert "the checkpoint goes on" in capsys.readouterr().out
+    assert shell.main([*flags, "--checkpoint", str(tmp_path / "run.safetensors")]) == 0
+    stopped, losses[:] = list(losses), []
+    monkeypatch.setattr(shell, "_advance", lambda bar, loss: losses.append(loss))
+    assert shell.main(flags) == 0
+    assert stopped == losses and len(losses) == 6
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("flags", ["--steps 0", "--batch -1"])
+def test_a_run_of_nothing_is_refused(flags, capsys):
+    from fa2lab import __main__ as shell
+
+    assert shell.main(["train", *flags.split()]) == 2
+    assert "--steps and --batch must be at least 1" in capsys.readouterr().err

@@ -48,21 +48,23 @@ def attention_backward(
     dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP - rowsum(P ∘ dP)), dQ = scale · dS K, dK = scale · dSᵀ Q.
 
     Arguments and fields as in `fa2lab.attention_backward`, which also wants O and L where this works P out by itself.
-    Inputs are rounded to float32 first. Memory: B·H·Tq·Tk numbers, three times. Source: Dao et al., FlashAttention,
-    arXiv:2205.14135, appendix B.4.
+    Inputs are rounded to float32 first. Memory: B·H·Tq·Tk numbers, about seven times. Source: Dao et al.,
+    FlashAttention, arXiv:2205.14135, appendix B.4.
     """
     problem, *arrays = pose(q, k, v, causal=causal, scale=scale, align=align)
     arrays += pose_backward(problem, dout=dout).values()
     arrays = [as_float32(x) for x in arrays]
     forward = attend(problem, *arrays[:3], np.float64, return_attn=True)
+    column, largest_lse = largest(forward.attn.sum(-2)), largest(forward.lse)
     with np.errstate(all="ignore"):  # a row that sees no key has O = 0, and dO may be infinite there
         delta = np.abs(arrays[3] * forward.out).sum(-1)
+    del forward  # P is worked out once more below, and twice would not fit where once does
     return TrueGradients(
         **vars(gradients(problem, *arrays, dtype)),
         inputs=tuple(arrays),
-        column=largest(forward.attn.sum(-2)),
+        column=column,
         largest_delta=largest(delta),
-        largest_lse=largest(forward.lse),
+        largest_lse=largest_lse,
     )
 
 

@@ -6,7 +6,7 @@
 // Dispatch: x = ceil(D / LANES), y = Tq, z = B·H.
 //
 // Constants: LANES, HEAD_DIM. Snippets: problem.wgsl.
-// Source: Dao et al., FlashAttention, arXiv:2205.14135, appendix B.4.
+// Source: Dao et al., FlashAttention, arXiv:2205.14135, appendix B.4, algorithm 3.
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> k: array<f32>;       // [B, Tk, Hkv, D]

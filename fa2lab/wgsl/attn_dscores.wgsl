@@ -7,7 +7,7 @@
 // Dispatch: x = ceil(Tq / LANES), y = B·H.
 //
 // Constants: LANES, HEAD_DIM. Snippets: problem.wgsl.
-// Source: Dao et al., FlashAttention, arXiv:2205.14135, appendix B.4, equations 3 and 4 (standard attention backward).
+// Source: Dao et al., FlashAttention, arXiv:2205.14135, appendix B.4, algorithm 3 (standard attention backward).
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> v: array<f32>;             // [B, Tk, Hkv, D]

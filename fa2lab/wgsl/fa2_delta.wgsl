@@ -9,7 +9,7 @@
 //
 // Constants: LANES, HEAD_DIM. Snippets: problem.wgsl.
 // Source: Dao, FlashAttention-2, arXiv:2307.08691, algorithm 2, line 4 (its D); Dao et al., arXiv:2205.14135,
-// appendix B.4, equation 4.
+// appendix B.2, equation 4.
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> out: array<f32>;         // [B, Tq, H, D]

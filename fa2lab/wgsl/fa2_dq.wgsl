@@ -11,8 +11,8 @@
 // Workgroup memory: (2·BLOCK_Q + 2·BLOCK_K) · HEAD_DIM · 4 bytes. Dispatch: x = ceil(Tq / BLOCK_Q), y = B·H.
 //
 // Constants: BLOCK_Q, BLOCK_K, HEAD_DIM. Snippets: problem.wgsl.
-// Source: Dao, FlashAttention-2, arXiv:2307.08691, algorithm 2, whose dQ is accumulated by atomics across key blocks;
-// here a second walk does without.
+// Source: Dao, FlashAttention-2, arXiv:2307.08691, algorithm 2; its section 3.2 adds dQ up by atomics across key
+// blocks; here a second walk does without.
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> q: array<f32>;        // [B, Tq, H, D]
