@@ -36,7 +36,8 @@ def attention(
     q: `(B, Tq, H, D)`; k, v: `(B, Tk, Hkv, D)` with `H % Hkv == 0`; any floating dtype, computed in float32.
     causal: row i sees the keys j <= i + Tk - Tq (`align="bottom-right"`) or j <= i (`align="top-left"`).
     scale: any finite number, by default `1/sqrt(D)`.
-    kernel: `"auto"`, a name of `fa.kernels()`, or a `Kernel` (one that was `.edited(...)`, say).
+    kernel: `"auto"` (the first that fits, those without T² memory before the others), a name of `fa.kernels()`, or a
+    `Kernel` (one that was `.edited(...)`, say).
     return_attn: also return P `(B, H, Tq, Tk)`. trace: also return m, l and alpha of each row and K tile.
     block_q, block_k: the tile of a tiled kernel; by default what fits the device.
     device: a `Device`, `"numpy"`, or None for the fastest adapter; without any, NumPy computes and says so.

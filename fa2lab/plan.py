@@ -18,7 +18,7 @@ from fa2lab.problem import Problem
 UNUSED_BYTES = 16
 PARAMS_BYTES = 48  # `Params` of shared/problem.wgsl, padded to 16
 # What `auto` tries first. The FlashAttention-2 kernels need no memory of size T² and are ahead of `fused_sv` at every
-# length that the crossover measured; `naive` is there for what neither takes.
+# length that was measured (README). `naive` is faster while B·H·T² fits, and is taken only where neither can be.
 AUTO_ORDER = ("fa2_forward", "fused_sv", "naive", "fa2", "materialised")
 
 
