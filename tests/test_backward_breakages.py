@@ -284,8 +284,9 @@ def test_a_missing_barrier_is_red(roomy_device, monkeypatch, file, says):
     kernel = fa.backward_kernels()["fa2"]
     run = partial(fa.attention_grad, *arrays, device=roomy_device)
     check(run(kernel=kernel)[1], *arrays)
-    with pytest.raises(fa.ParityError):
-        check(run(kernel=kernel.edited(*edit, file=file))[1], *arrays)
+    with pytest.raises(fa.ParityError):  # a race may hide once
+        for _ in range(8):
+            check(run(kernel=kernel.edited(*edit, file=file))[1], *arrays)
 
 
 def test_every_barrier_has_its_breakage():

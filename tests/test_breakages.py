@@ -253,8 +253,9 @@ def test_a_missing_barrier_is_red(roomy_device, says):
     truth = reference.attention(*arrays, return_attn=True)
     run = partial(fa.attention, *arrays, device=roomy_device, return_attn=True)
     fa.parity.compare(run(kernel=kernel), truth).check()
-    with pytest.raises(fa.ParityError):
-        fa.parity.compare(run(kernel=kernel.edited(NO_BARRIER.format(says), "")), truth).check()
+    with pytest.raises(fa.ParityError):  # a race may hide once
+        for _ in range(8):
+            fa.parity.compare(run(kernel=kernel.edited(NO_BARRIER.format(says), "")), truth).check()
 
 
 def test_every_barrier_has_its_breakage():
