@@ -245,7 +245,11 @@ BARRIERS = [
 
 @pytest.mark.parametrize("says", BARRIERS)
 def test_a_missing_barrier_is_red(roomy_device, says):
-    """A software driver runs a workgroup's invocations a subgroup at a time, so that a race shows every time."""
+    """A software driver runs a workgroup's invocations a subgroup at a time, so that a race shows every time.
+
+    Unless what it reads too early is right by chance: llvmpipe under naga leaves a workgroup's memory as the last one
+    left it, so other data has to run before the broken kernel does.
+    """
     if roomy_device.adapter.type != "CPU":
         pytest.skip("a GPU may run all 16 invocations in lockstep, where the race need not show")
     kernel = fa.kernels()["fa2_forward"]
@@ -253,9 +257,9 @@ def test_a_missing_barrier_is_red(roomy_device, says):
     truth = reference.attention(*arrays, return_attn=True)
     run = partial(fa.attention, *arrays, device=roomy_device, return_attn=True)
     fa.parity.compare(run(kernel=kernel), truth).check()
-    with pytest.raises(fa.ParityError):  # a race may hide once
-        for _ in range(8):
-            fa.parity.compare(run(kernel=kernel.edited(NO_BARRIER.format(says), "")), truth).check()
+    fa.attention(*engines.random(T=64, H=2, seed=1), device=roomy_device, return_attn=True)
+    with pytest.raises(fa.ParityError):
+        fa.parity.compare(run(kernel=kernel.edited(NO_BARRIER.format(says), "")), truth).check()
 
 
 def test_every_barrier_has_its_breakage():
