@@ -14,6 +14,8 @@ from fa2lab.gpu import Device
 from fa2lab.kernels import backward_kernels, kernels
 from fa2lab.plan import plan
 from fa2lab.results import Gradients, Result, Trace
+from fa2lab.trace import forward_trace
+from fa2lab.tuning import tune
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,11 +36,13 @@ __all__ = [
     "backward_trace",
     "data",
     "default_device",
+    "forward_trace",
     "kernels",
     "parity",
     "plan",
     "plot",
     "reference",
+    "tune",
     "widgets",
 ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -42,6 +41,8 @@ def api(compiler: Compiler):
 def _give_runtime_dir() -> None:
     """Vulkan's window-system layer writes a red line to stderr for each adapter when this variable is unset."""
     if os.name == "posix" and not os.path.isdir(os.environ.get("XDG_RUNTIME_DIR", "")):
+        import tempfile  # here, since it brings compressors and random numbers to every `import fa2lab`
+
         folder = os.path.join(tempfile.gettempdir(), f"fa2lab-runtime-{os.getuid()}")
         os.makedirs(folder, mode=0o700, exist_ok=True)
         os.environ["XDG_RUNTIME_DIR"] = folder

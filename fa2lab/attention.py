@@ -11,9 +11,11 @@ from fa2lab.engine import NUMPY, check_host_memory, choose, limits_of, numpy_run
 from fa2lab.gpu import Device
 from fa2lab.kernels import Kernel
 from fa2lab.launch import launch
-from fa2lab.plan import Plan, plan
+from fa2lab.plan import check_storable, plan
+from fa2lab.planned import Plan, Storage
 from fa2lab.problem import Align, as_float32, pose
 from fa2lab.results import Result, Trace
+from fa2lab.tuning import tuned
 
 
 def attention(
@@ -29,6 +31,8 @@ def attention(
     trace: bool = False,
     block_q: int | None = None,
     block_k: int | None = None,
+    splits: int | None = None,
+    storage: Storage = "float32",
     device: Device | str | None = None,
 ) -> Result:
     """Attention by a WGSL kernel: O = softmax(scale · Q Kᵀ) V over the keys that each row sees.
@@ -36,10 +40,13 @@ def attention(
     q: `(B, Tq, H, D)`; k, v: `(B, Tk, Hkv, D)` with `H % Hkv == 0`; any floating dtype, computed in float32.
     causal: row i sees the keys j <= i + Tk - Tq (`align="bottom-right"`) or j <= i (`align="top-left"`).
     scale: any finite number, by default `1/sqrt(D)`.
-    kernel: `"auto"` (the first that fits, those without T² memory before the others), a name of `fa.kernels()`, or a
-    `Kernel` (one that was `.edited(...)`, say).
+    kernel: `"auto"` (the fastest that fits, as measured; with `trace` the one that a reader can follow), a name of
+    `fa.kernels()`, or a `Kernel` (one that was `.edited(...)`, say).
     return_attn: also return P `(B, H, Tq, Tk)`. trace: also return m, l and alpha of each row and K tile.
-    block_q, block_k: the tile of a tiled kernel; by default what fits the device.
+    block_q, block_k: the tile of a tiled kernel; by default what fits the device. splits: in how many parts
+    `"fa2_decode"` walks the keys; any number gives the same result, up to rounding.
+    storage: `"float16"` keeps Q, K, V and O as 16-bit numbers on the device, which rounds them, and computes in
+    float32; for the kernels with tiles in registers, where the device has it.
     device: a `Device`, `"numpy"`, or None for the fastest adapter; without any, NumPy computes and says so.
 
     Raises `TypeError`, `ShapeError`, `LimitError` or `KernelError` before anything is sent to the device.
@@ -49,9 +56,11 @@ def attention(
     problem, *arrays = pose(q, k, v, causal=causal, scale=scale, align=align)
     device = choose(device)
     wishes = dict(block_q=block_q, block_k=block_k, return_attn=return_attn, trace=trace)
+    wishes |= dict(splits=splits, storage=storage, tuned=tuned(device))
     check_host_memory(problem, queries=2, keys=2, scores=int(return_attn))
     planned = plan(problem, limits_of(device), kernel, **wishes)
     arrays = [as_float32(x) for x in arrays]
+    check_storable(planned, dict(zip("qkv", arrays, strict=True)))
     if device is None:
         return forward_on_numpy(planned, *arrays)
     got, device_bytes = launch(planned, dict(zip("qkv", arrays, strict=True)), device)

@@ -14,9 +14,11 @@ from fa2lab.engine import NUMPY, check_host_memory, choose, limits_of, numpy_run
 from fa2lab.gpu import Device
 from fa2lab.kernels import BACKWARD_TRACE, Kernel, backward_kernels, kernels
 from fa2lab.launch import launch
-from fa2lab.plan import Plan, plan
+from fa2lab.plan import check_storable, plan
+from fa2lab.planned import Plan, Storage
 from fa2lab.problem import Align, Problem, as_float32, pose, pose_backward
 from fa2lab.results import BackwardTrace, Gradients, Result
+from fa2lab.tuning import tuned
 
 
 def attention_backward(
@@ -33,6 +35,7 @@ def attention_backward(
     kernel: str | Kernel = "auto",
     block_q: int | None = None,
     block_k: int | None = None,
+    storage: Storage = "float32",
     device: Device | str | None = None,
 ) -> Gradients:
     """The gradients of attention, from its own O and L: P = exp(S - L) is computed again, tile by tile.
@@ -54,8 +57,10 @@ def attention_backward(
     rest = pose_backward(problem, out=out, lse=lse, dout=dout)
     device = choose(device)
     _check_memory(problem, device, kernel)
-    planned = plan(problem, limits_of(device), kernel, table=backward_kernels(), block_q=block_q, block_k=block_k)
+    wishes = dict(block_q=block_q, block_k=block_k, storage=storage, tuned=tuned(device))
+    planned = plan(problem, limits_of(device), kernel, table=backward_kernels(), **wishes)
     inputs = {name: as_float32(x) for name, x in (dict(zip("qkv", arrays, strict=True)) | rest).items()}
+    check_storable(planned, inputs)
     if device is None:
         return _backward_on_numpy(planned, inputs)
     got, device_bytes = launch(planned, {name: inputs[name] for name in planned.kernel.inputs}, device)
@@ -76,11 +81,13 @@ def attention_grad(
     kernel: str | Kernel = "auto",
     block_q: int | None = None,
     block_k: int | None = None,
+    storage: Storage = "float32",
     device: Device | str | None = None,
 ) -> tuple[Result, Gradients]:
     """Forward and backward in one go: O, L and what lies between never leave the device.
 
-    Arguments, errors and bounds as in `attention_backward`, whose kernels these are, each after `fa2_forward`.
+    Arguments, errors and bounds as in `attention_backward`, whose kernels these are, each after the forward kernel
+    whose rounding it repeats: `fa2_forward`, and `fa2_forward_tiled` before `fa2_tiled`.
     """
     problem, *arrays = pose(q, k, v, causal=causal, scale=scale, align=align)
     rest = pose_backward(problem, dout=dout)
@@ -88,16 +95,18 @@ def attention_grad(
     _check_memory(problem, device, kernel)
     table = {name: backward.after_forward() for name, backward in backward_kernels().items()}
     kernel = kernel.after_forward() if isinstance(kernel, Kernel) else kernel
-    planned = plan(problem, limits_of(device), kernel, table=table, block_q=block_q, block_k=block_k)
+    wishes = dict(block_q=block_q, block_k=block_k, storage=storage, tuned=tuned(device))
+    planned = plan(problem, limits_of(device), kernel, table=table, **wishes)
     inputs = {name: as_float32(x) for name, x in (dict(zip("qkv", arrays, strict=True)) | rest).items()}
+    check_storable(planned, inputs)
     if device is None:
-        forward = replace(planned, kernel=kernels()["fa2_forward"])
+        forward = replace(planned, kernel=kernels()[planned.kernel.passes[0].file])
         result = forward_on_numpy(forward, inputs["q"], inputs["k"], inputs["v"])
         return result, _backward_on_numpy(planned, inputs | {"out": result.out, "lse": result.lse})
     got, device_bytes = launch(planned, inputs, device)
     where = str(device.adapter), problem
     gradients = Gradients(got["dq"], got["dk"], got["dv"], planned.kernel.label, *where, planned, device_bytes)
-    forward = replace(kernels()["fa2_forward"], edits=planned.kernel.edits)
+    forward = replace(kernels()[planned.kernel.passes[0].file], edits=planned.kernel.edits)
     return Result(got["out"], got["lse"], forward.label, *where, plan=planned, device_bytes=device_bytes), gradients
 
 

@@ -8,18 +8,21 @@ from dataclasses import dataclass, replace
 from fa2lab import source
 from fa2lab.errors import KernelError
 from fa2lab.problem import Problem
+from fa2lab.tiles import Footprint, Tile
 
 LANES = 64  # invocations of a workgroup where none share anything
 MAX_HEAD_DIM = 256
-# Tiles (BLOCK_Q, BLOCK_K) from the most sharing to the least; the planner takes the first that fits.
-TILES = ((16, 16), (16, 8), (16, 4), (8, 8), (8, 4), (4, 4), (4, 2), (2, 2), (1, 1))
 
 Grid = Callable[[Problem, dict], tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One dispatch of a kernel: its file, what stands at bindings 0, 1, …, and its grid of workgroups."""
+    """One dispatch of a kernel: its file, what stands at bindings 0, 1, …, and its grid of workgroups.
+
+    A snippet whose name ends in `*` has variants, and the planner links the one that fits. A pass with tiles either
+    gives a row to each invocation (`tiles`, `lanes`) or shares rows (`rows_are`).
+    """
 
     file: str
     snippets: tuple[str, ...]
@@ -28,16 +31,38 @@ class Pass:
     tiles: tuple[int, int] = (0, 0)  # workgroup tiles of BLOCK_Q and of BLOCK_K rows by HEAD_DIM columns
     pair_floats: int = 0  # further floats of workgroup memory for each (query, key) of a tile
     lanes: str = ""  # the constant that is its workgroup size: BLOCK_Q, BLOCK_K or, by default, LANES
+    rows_are: str = ""  # of register tiles: BLOCK_Q or BLOCK_K
+
+    @property
+    def tiled(self) -> bool:
+        """Whether it takes a tile."""
+        return bool(self.rows_are or self.lanes)
 
     @property
     def storage_buffers(self) -> int:
         """How many storage buffers its stage binds."""
         return sum(access != "uniform" for _, access in self.bindings)
 
-    def tile_bytes(self, block_q: int, block_k: int, head_dim: int) -> int:
-        """Workgroup memory of its tiles, float32."""
-        of_rows = (self.tiles[0] * block_q + self.tiles[1] * block_k) * head_dim
-        return 4 * (of_rows + self.pair_floats * block_q * block_k)
+    def footprint(self, tile: Tile) -> Footprint:
+        """What a register tile takes."""
+        blocks = (tile.block_q, tile.block_k) if self.rows_are == "BLOCK_Q" else (tile.block_k, tile.block_q)
+        return Footprint(*blocks, tile)
+
+    def tile_bytes(self, tile: Tile, head_dim: int, *, subgroup_size: int = 0) -> int:
+        """Workgroup memory of its tiles, float32. Rows that no subgroup holds are reduced through some more of it."""
+        if self.rows_are:
+            scratch = "row_*" in self.snippets and tile.lanes > subgroup_size
+            return self.footprint(tile).workgroup_bytes(head_dim, scratch=scratch)
+        of_rows = (self.tiles[0] * tile.block_q + self.tiles[1] * tile.block_k) * head_dim
+        return 4 * (of_rows + self.pair_floats * tile.block_q * tile.block_k)
+
+    def invocations(self, tile: Tile | None) -> int:
+        """Invocations of a workgroup."""
+        if self.rows_are:
+            return self.footprint(tile).invocations
+        sizes = {"BLOCK_Q": lambda: tile.block_q, "BLOCK_K": lambda: tile.block_k}
+        sizes["TILE_LANES"] = lambda: max(tile.block_q, tile.block_k)
+        return sizes[self.lanes]() if self.lanes else LANES
 
 
 @dataclass(frozen=True)
@@ -53,6 +78,8 @@ class Kernel:
     traces: bool = False  # can record its online softmax
     materialises: bool = False  # keeps B·H·Tq·Tk floats whether asked for attn or not
     max_keys: int | None = None
+    splits: bool = False  # walks the keys in parts, and merges them
+    forward: Pass | None = None  # of a backward: the forward whose rounding it repeats
     edits: tuple[tuple[str, str], ...] = ()
 
     def text(self, file: str | None = None) -> str:
@@ -83,23 +110,19 @@ class Kernel:
         return f"{self.name} (edited)" if self.edits else self.name
 
     @property
+    def halves(self) -> bool:
+        """Whether Q, K, V and what is computed from them may be stored as float16."""
+        return all(stage.rows_are or stage.file in ("fa2_delta", "fa2_merge") for stage in self.passes)
+
+    @property
     def buffers(self) -> tuple[str, ...]:
         """Every storage buffer that its passes bind, inputs first, in the order of first use."""
         bound = [name for stage in self.passes for name, access in stage.bindings if access != "uniform"]
         return tuple(dict.fromkeys((*self.inputs, *bound)))
 
-    @property
-    def widest(self) -> Pass:
-        """The pass with the most workgroup memory, whose tiles decide which block sizes fit."""
-        return max(self.passes, key=lambda stage: stage.tile_bytes(16, 16, 64))
-
-    def tile_bytes(self, block_q: int, block_k: int, head_dim: int) -> int:
-        """Workgroup memory of its widest pass, float32."""
-        return self.widest.tile_bytes(block_q, block_k, head_dim)
-
     def after_forward(self) -> Kernel:
         """This backward with FlashAttention-2's forward before it, so that O and L never leave the device."""
-        passes = self.passes if _FA2_FORWARD in self.passes else (_FA2_FORWARD, *self.passes)
+        passes = self.passes if _FA2_FORWARD in self.passes else (self.forward, *self.passes)
         inputs = tuple(name for name in self.inputs if name not in ("out", "lse"))
         return replace(self, passes=passes, inputs=inputs, outputs=("out", "lse", *self.outputs))
 
@@ -108,7 +131,8 @@ class Kernel:
 
 
 def _query_tiles(problem: Problem, constants: dict) -> tuple[int, int, int]:
-    return _ceil_div(problem.Tq, constants["BLOCK_Q"]), problem.B * problem.H, 1
+    parts = _ceil_div(problem.Tk, constants["SPLIT_KEYS"])
+    return _ceil_div(problem.Tq, constants["BLOCK_Q"]), problem.B * problem.H, parts
 
 
 def _key_tiles(problem: Problem, constants: dict) -> tuple[int, int, int]:
@@ -152,6 +176,13 @@ _FA2_FORWARD = Pass(
     tiles=(1, 2),
     lanes="BLOCK_Q",
 )
+_FA2_FORWARD_TILED = Pass(
+    "fa2_forward_tiled",
+    ("problem", "tiles", "register_tiles", "qkv_*", "row_*"),
+    _bindings("q k v", "out lse attn trace"),
+    _query_tiles,
+    rows_are="BLOCK_Q",
+)
 _FA2_BACKWARD = (
     Pass("fa2_delta", ("problem",), _bindings("out dout", "delta"), _rows),
     Pass(
@@ -169,6 +200,23 @@ _FA2_BACKWARD = (
         _key_tiles,
         tiles=(2, 2),
         lanes="BLOCK_K",
+    ),
+)
+_FA2_BACKWARD_TILED = (
+    _FA2_BACKWARD[0],
+    Pass(
+        "fa2_dq_tiled",
+        ("problem", "register_tiles", "qkv_*", "dout_*"),
+        _bindings("q k v dout lse delta", "dq"),
+        _query_tiles,
+        rows_are="BLOCK_Q",
+    ),
+    Pass(
+        "fa2_dkv_tiled",
+        ("problem", "rows", "register_tiles", "qkv_*", "dout_*"),
+        _bindings("q k v dout lse delta", "dk dv"),
+        _key_tiles,
+        rows_are="BLOCK_K",
     ),
 )
 _MATERIALISED_BACKWARD = (
@@ -202,8 +250,42 @@ _FORWARD = (
         tiled=True,
         traces=True,
     ),
+    Kernel(
+        "fa2_forward_tiled",
+        "tiles in registers: many invocations a row, several rows an invocation, each load used several times",
+        (_FA2_FORWARD_TILED,),
+        tiled=True,
+        traces=True,
+    ),
+    Kernel(
+        "fa2_decode",
+        "few queries, many keys: workgroups walk parts of the keys, and a second dispatch merges their m, l and O",
+        (
+            replace(_FA2_FORWARD_TILED, bindings=_bindings("q k v", "part_out part_lse attn trace")),
+            Pass("fa2_merge", ("problem",), _bindings("part_out part_lse", "out lse"), _columns),
+        ),
+        tiled=True,
+        splits=True,
+    ),
 )
 
+# Of one batch and head, tile by tile: what the forward kernel computes and does not keep.
+FORWARD_TRACE = Kernel(
+    "fa2_forward_trace",
+    "the forward's walk with S and, after each K tile, m, l and O written out",
+    (
+        Pass(
+            "fa2_forward_trace",
+            ("problem", "tiles"),
+            _bindings("q k v", "scores o_steps trace"),
+            _query_tiles,
+            lanes="BLOCK_Q",
+        ),
+    ),
+    outputs=("scores", "o_steps"),
+    tiled=True,
+    traces=True,
+)
 # Of one batch and head, tile by tile: what the backward kernels compute and do not keep.
 BACKWARD_TRACE = Kernel(
     "fa2_backward_trace",
@@ -222,6 +304,7 @@ BACKWARD_TRACE = Kernel(
     inputs=("q", "k", "v", "out", "lse", "dout"),
     outputs=("p_ds", "parts"),
     tiled=True,
+    forward=_FA2_FORWARD,
 )
 _GRADIENTS = ("dq", "dk", "dv")
 _BACKWARD = (
@@ -233,6 +316,7 @@ _BACKWARD = (
         outputs=_GRADIENTS,
         tiled=True,
         materialises=True,
+        forward=_FA2_FORWARD,
     ),
     Kernel(
         "fa2",
@@ -241,6 +325,16 @@ _BACKWARD = (
         inputs=("q", "k", "v", "out", "lse", "dout"),
         outputs=_GRADIENTS,
         tiled=True,
+        forward=_FA2_FORWARD,
+    ),
+    Kernel(
+        "fa2_tiled",
+        "the same with tiles in registers: many invocations a row, several rows an invocation",
+        _FA2_BACKWARD_TILED,
+        inputs=("q", "k", "v", "out", "lse", "dout"),
+        outputs=_GRADIENTS,
+        tiled=True,
+        forward=_FA2_FORWARD_TILED,
     ),
 )
 

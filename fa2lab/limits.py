@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The device limits that attention kernels meet. Bytes unless said."""
+    """The device limits that attention kernels meet, and what they may use. Bytes unless said."""
 
     workgroup_bytes: int  # workgroup memory of one workgroup
     invocations: int  # invocations of one workgroup
@@ -16,10 +16,13 @@ class Limits:
     binding_bytes: int  # one storage binding
     buffer_bytes: int  # one buffer
     workgroups: int  # workgroups in one dimension of a dispatch
+    subgroup_size: int = 0  # neighbouring invocations that exchange values directly, as measured; 0 where none do
+    float16: bool = False  # numbers of 16 bits in shaders
+    software: bool = False  # a CPU stands in for the GPU
 
     def capped(self, other: Limits) -> Limits:
         """The smaller of the two, limit by limit."""
-        return Limits(*(min(getattr(self, name), getattr(other, name)) for name in WEBGPU_NAMES))
+        return Limits(*(min(getattr(self, limit.name), getattr(other, limit.name)) for limit in fields(self)))
 
 
 # The names that WebGPU gives them, as wgpu-py spells them.

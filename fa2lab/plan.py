@@ -2,131 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
-from math import prod
 
 import numpy as np
 
-from fa2lab import source
 from fa2lab.errors import KernelError, LimitError
-from fa2lab.kernels import LANES, MAX_HEAD_DIM, TILES, Kernel, Pass, kernels, named
+from fa2lab.kernels import LANES, MAX_HEAD_DIM, Kernel, Pass, kernels, named
 from fa2lab.limits import Limits
+from fa2lab.planned import Chunk, Plan, Storage
 from fa2lab.problem import Problem
+from fa2lab.tiles import TILES, Tile, preferred, register_tiles
 
-# What stands at a binding that this launch does not use: WebGPU wants some buffer there.
-UNUSED_BYTES = 16
-PARAMS_BYTES = 48  # `Params` of shared/problem.wgsl, padded to 16
-# What `auto` tries first. The FlashAttention-2 kernels need no memory of size T² and are ahead of `fused_sv` at every
-# length that was measured (README). `naive` is faster while B·H·T² fits, and is taken only where neither can be.
-AUTO_ORDER = ("fa2_forward", "fused_sv", "naive", "fa2", "materialised")
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """The batches and heads of one launch, and the problem that they pose by themselves."""
-
-    batch: slice
-    heads: slice
-    kv_heads: slice
-    problem: Problem
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a problem runs on a device: kernel, tiles, launches and bytes. Printing it shows the byte model."""
-
-    kernel: Kernel
-    problem: Problem
-    limits: Limits
-    block_q: int | None
-    block_k: int | None
-    return_attn: bool
-    trace: bool
-    chunks: tuple[Chunk, ...]
-
-    @property
-    def constants(self) -> dict[str, int | bool]:
-        """The block of constants that the kernel's text ends with."""
-        constants = {"HEAD_DIM": self.problem.D, "LANES": LANES}
-        constants |= {"WRITE_ATTN": self.return_attn or self.kernel.materialises, "WRITE_TRACE": self.trace}
-        if self.kernel.tiled:
-            constants |= {"BLOCK_Q": self.block_q, "BLOCK_K": self.block_k}
-            constants["TILE_LANES"] = max(self.block_q, self.block_k)
-        if self.kernel.max_keys:
-            # A private row just long enough, to the next power of two: compilers take seconds over the longest.
-            constants["MAX_KEYS"] = min(1 << max(6, (self.problem.Tk - 1).bit_length()), self.kernel.max_keys)
-        return constants
-
-    @property
-    def workgroup_bytes(self) -> int:
-        """Workgroup memory of one workgroup of the widest pass."""
-        return self.kernel.tile_bytes(self.block_q, self.block_k, self.problem.D) if self.kernel.tiled else 0
-
-    @property
-    def invocations(self) -> int:
-        """Invocations of the largest workgroup."""
-        return max(self.constants[stage.lanes or "LANES"] for stage in self.kernel.passes)
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """What is read back."""
-        wanted = (("attn", self.return_attn), ("trace", self.trace))
-        return self.kernel.outputs + tuple(name for name, wish in wanted if wish)
-
-    def shape(self, buffer: str, problem: Problem | None = None) -> tuple[int, ...]:
-        """The shape of one of its float32 buffers, by default for the whole problem."""
-        p = problem or self.problem
-        queries, keys, rows = (p.B, p.Tq, p.H, p.D), (p.B, p.Tk, p.Hkv, p.D), (p.B, p.H, p.Tq)
-        if buffer == "trace":
-            return (*rows, -(-p.Tk // self.block_k), 4)
-        if buffer == "p_ds":
-            return (p.Tq, p.Tk, 2)
-        if buffer == "parts":
-            return ((-(-p.Tk // self.block_k) * p.Tq + 2 * -(-p.Tq // self.block_q) * p.Tk) * p.D,)
-        shapes = dict.fromkeys(("q", "out", "dout", "dq"), queries) | dict.fromkeys(("k", "v", "dk", "dv"), keys)
-        shapes |= dict.fromkeys(("lse", "delta"), rows) | dict.fromkeys(("attn", "dscores"), (*rows, p.Tk))
-        return shapes[buffer]
-
-    def buffer_bytes(self, problem: Problem | None = None) -> dict[str, int]:
-        """Bytes of each storage buffer of a launch, by default the largest: the model of the allocation count."""
-        if problem is None:
-            if not self.chunks:
-                return {}
-            problem = self.chunks[0].problem
-        idle = {"attn": not self.constants["WRITE_ATTN"], "trace": not self.trace}
-        return {
-            name: UNUSED_BYTES if idle.get(name) else max(UNUSED_BYTES, 4 * prod(self.shape(name, problem)))
-            for name in self.kernel.buffers
-        }
-
-    @property
-    def device_bytes(self) -> int:
-        """The peak of the largest launch: its buffers, and the staging copy of the largest output that is read back."""
-        sizes = self.buffer_bytes()
-        return PARAMS_BYTES + sum(sizes.values()) + max(sizes[name] for name in self.outputs) if sizes else 0
-
-    def link(self, stage: Pass, dialect: source.Dialect) -> source.Source:
-        """The source of one dispatch."""
-        text = dict(self.kernel.edits).get(stage.file)
-        return source.link(stage.file, stage.snippets, self.constants, dialect=dialect, text=text)
-
-    def __str__(self) -> str:
-        lines = [f"{self.kernel.name} for {self.problem}"]
-        if self.kernel.tiled:
-            of_q, of_k = (f"{n}·{block}" if n > 1 else f"{block}" for n, block in zip(*self._tiles, strict=True))
-            lines.append(
-                f"  workgroup memory ({of_q} + {of_k})·{self.problem.D}·4 B = "
-                f"{self.workgroup_bytes:,} of {self.limits.workgroup_bytes:,} B"
-            )
-        lines.append(f"  invocations {self.invocations} of {self.limits.invocations} a workgroup")
-        named_bytes = ", ".join(f"{name} {n:,}" for name, n in self.buffer_bytes().items() if n > UNUSED_BYTES)
-        lines.append(f"  buffers {named_bytes or 'none'}: {self.device_bytes:,} B in {len(self.chunks)} launch(es)")
-        return "\n".join(lines)
-
-    @property
-    def _tiles(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        return self.kernel.widest.tiles, (self.block_q, self.block_k)
+BUSY = 1024  # workgroups that keep a GPU busy
+# What `auto` tries, the fastest first, as measured (README). On GPUs register tiles are ahead at every length, T = 32
+# included, and `naive` is ahead of the kernels with one invocation a row wherever B·H·T² fits. Software drivers take
+# longest over register tiles.
+ON_GPUS = ("fa2_forward_tiled", "naive", "fa2_forward", "fused_sv", "fa2_tiled", "fa2", "materialised")
+ON_SOFTWARE = ("fa2_forward", "fused_sv", "naive", "fa2_forward_tiled", "fa2", "fa2_tiled", "materialised")
 
 
 def plan(
@@ -139,18 +33,30 @@ def plan(
     block_k: int | None = None,
     return_attn: bool = False,
     trace: bool = False,
+    splits: int | None = None,
+    storage: Storage = "float32",
+    tile: Mapping[str, Tile] | None = None,
+    tuned: Mapping[tuple[str, int], Tile] | None = None,
 ) -> Plan:
     """The plan for `problem` under `limits`, made before anything is sent.
 
     `table` holds the kernels to choose from, by default the forward's. `block_q` and `block_k` fix the tile of a tiled
-    kernel; by default the first of `kernels.TILES` that fits is taken.
+    kernel; by default the first of the tables in tiles.py that fits is taken. `splits`: in how many parts a kernel that
+    splits walks the keys, by default enough for a GPU. `storage`: of Q, K, V, O and gradients on the device. `tile`:
+    the register tile of a pass, by its file. `tuned`: what to try before the tables, by file and head dimension.
     Raises `KernelError` for a kernel that cannot do what is asked and `LimitError` where the device cannot hold it.
     """
     table = kernels() if table is None else table
     if isinstance(kernel, str) and kernel == "auto":
         wishes = dict(block_q=block_q, block_k=block_k, return_attn=return_attn, trace=trace)
+        wishes |= dict(splits=splits, storage=storage, tile=tile, tuned=tuned)
         return auto(problem, limits, table, **wishes)
     kernel = named(kernel, table)
+    _check_storage(kernel, storage, limits, table)
+    if (splits is not None or return_attn) and kernel.splits == bool(return_attn):
+        wish, able = ("The attention matrix", not kernel.splits) if return_attn else ("Splitting the keys", True)
+        names = ", ".join(k.name for k in table.values() if k.splits != bool(return_attn))
+        raise KernelError(f"{wish} is not for {kernel.name}. Able: {names or 'none'}.")
     if (trace and not kernel.traces) or ((block_q or block_k) and not kernel.tiled):
         wish = "A trace" if trace else "A block size"
         able = ", ".join(k.name for k in table.values() if (k.traces if trace else k.tiled))
@@ -163,26 +69,29 @@ def plan(
             f"got Tk={problem.Tk:,}. fa2_forward takes any number."
         )
     _check_invocations_and_bindings(kernel, limits)
-    block_q, block_k = _tile(kernel, problem, limits, block_q, block_k) if kernel.tiled else (None, None)
-    draft = Plan(kernel, problem, limits, block_q, block_k, return_attn, trace, ())
+    _check_blocks(block_q, block_k)
+    known = {stage: _known_tiles(stage, problem, limits, tile or {}, tuned or {}) for stage in kernel.passes}
+    tiles = tuple(_tile(kernel, stage, problem, limits, known[stage], block_q, block_k) for stage in kernel.passes)
+    draft = Plan(kernel, problem, limits, tiles, return_attn, trace, (), storage=storage)
+    if kernel.splits:
+        draft = replace(draft, split_keys=_split_keys(problem, draft.tile, splits))
     _check_rows(draft)
     return replace(draft, chunks=() if problem.empty else _split(draft))
 
 
 def auto(problem: Problem, limits: Limits, table: dict[str, Kernel], **wishes) -> Plan:
-    """The plan of the first kernel in `AUTO_ORDER` that can do it; the refusal of the first where none can."""
+    """The plan of the fastest kernel that can do it; the refusal of the first where none can.
+
+    What is to be looked at step by step goes to the kernel that a reader can follow.
+    """
+    order = ON_SOFTWARE if limits.software or wishes["trace"] else ON_GPUS
     refusal = None
-    for name in sorted(table, key=_preference):
+    for name in sorted(table, key=lambda name: order.index(name) if name in order else len(order)):
         try:
             return plan(problem, limits, name, table=table, **wishes)
         except (LimitError, KernelError) as error:
             refusal = refusal or error
     raise refusal
-
-
-def _preference(name: str) -> int:
-    """A kernel that the order does not name comes last."""
-    return AUTO_ORDER.index(name) if name in AUTO_ORDER else len(AUTO_ORDER)
 
 
 def _check_invocations_and_bindings(kernel: Kernel, limits: Limits) -> None:
@@ -191,49 +100,123 @@ def _check_invocations_and_bindings(kernel: Kernel, limits: Limits) -> None:
         raise LimitError(
             f"{kernel.name} binds {need} storage buffers in one stage; this device allows {limits.storage_buffers}."
         )
-    if limits.invocations < LANES and any(not stage.lanes for stage in kernel.passes):
+    if limits.invocations < LANES and any(not stage.tiled for stage in kernel.passes):
         raise LimitError(
             f"{kernel.name} runs {LANES} invocations a workgroup; this device allows {limits.invocations}."
         )
 
 
-def _tile(
-    kernel: Kernel, problem: Problem, limits: Limits, block_q: int | None, block_k: int | None
-) -> tuple[int, int]:
-    """The tile that was asked for if it fits, else the first that does."""
+def _check_storage(kernel: Kernel, storage: str, limits: Limits, table: dict[str, Kernel]) -> None:
+    if storage not in ("float32", "float16"):
+        raise ValueError(f'storage must be "float32" or "float16"; got {storage!r}.')
+    if storage == "float32":
+        return
+    if not kernel.halves:
+        able = ", ".join(k.name for k in table.values() if k.halves)
+        raise KernelError(f"{kernel.name} stores float32 only; float16 is for {able or 'none of these kernels'}.")
+    if not limits.float16:
+        raise LimitError('This device has no float16 in shaders (feature "shader-f16"); storage="float32" works.')
+
+
+def check_storable(planned: Plan, inputs: dict[str, np.ndarray]) -> None:
+    """Refuse finite inputs that become infinite in the plan's storage. Raises `LimitError`."""
+    most = float(np.finfo(np.float16).max)
+    for name in inputs if planned.storage == "float16" else ():
+        largest = np.abs(inputs[name], where=np.isfinite(inputs[name]), out=np.zeros_like(inputs[name])).max(
+            initial=0.0
+        )
+        if planned.dtype(name) is np.float16 and largest > most:
+            raise LimitError(
+                f'{name} holds {largest:g}; float16 ends at {most:g}. Smaller numbers work, and storage="float32".'
+            )
+
+
+def _split_keys(problem: Problem, tile: Tile, splits: int | None) -> int:
+    """Keys of a part, whole tiles of them. By default parts enough to keep a GPU busy, each a power of two of tiles, so
+    that a cache that grows key by key meets few kernels."""
+    if splits is not None and (isinstance(splits, bool) or not isinstance(splits, int | np.integer) or splits < 1):
+        raise LimitError(f"splits must be a whole number of at least 1; got {splits!r}.")
+    n_tiles = -(-problem.Tk // tile.block_k)
+    if splits is not None:
+        return max(1, -(-n_tiles // int(splits))) * tile.block_k
+    workgroups = max(1, problem.B * problem.H * -(-problem.Tq // tile.block_q))
+    each = -(-n_tiles * workgroups // BUSY)
+    return (1 << max(2, (each - 1).bit_length() if each > 1 else 0)) * tile.block_k
+
+
+def _check_blocks(block_q: int | None, block_k: int | None) -> None:
     for name, block in (("block_q", block_q), ("block_k", block_k)):
         if block is not None and (isinstance(block, bool) or not isinstance(block, int | np.integer) or block < 1):
             raise LimitError(f"{name} must be a whole number of at least 1; got {block!r}.")
 
-    lanes = {stage.lanes for stage in kernel.passes}
 
-    def invocations(bq: int, bk: int) -> int:
-        by_constant = {"BLOCK_Q": bq, "BLOCK_K": bk, "TILE_LANES": max(bq, bk)}
-        return max(by_constant.get(name, LANES) for name in lanes)
+def _tile(
+    kernel: Kernel,
+    stage: Pass,
+    problem: Problem,
+    limits: Limits,
+    known: tuple[Tile, ...],
+    block_q: int | None,
+    block_k: int | None,
+) -> Tile | None:
+    """The tile of a pass: one of the size that was asked for if any fits, else the first of its table that does."""
+    if not stage.tiled:
+        return None
 
-    def fits(bq: int, bk: int) -> bool:
-        return (
-            invocations(bq, bk) <= limits.invocations and kernel.tile_bytes(bq, bk, problem.D) <= limits.workgroup_bytes
+    def fits(tile: Tile) -> bool:
+        nbytes = stage.tile_bytes(tile, problem.D, subgroup_size=limits.subgroup_size)
+        even = not stage.rows_are or stage.footprint(tile).legal
+        return even and stage.invocations(tile) <= limits.invocations and nbytes <= limits.workgroup_bytes
+
+    tried = [tile for tile in known if block_q in (None, tile.block_q) and block_k in (None, tile.block_k)]
+    sizes = dict.fromkeys((int(block_q or tile.block_q), int(block_k or tile.block_k)) for tile in known)
+    for size in sizes if block_q or block_k else ():
+        tried += register_tiles(*size, problem.D, rows_are=stage.rows_are) if stage.rows_are else [Tile(*size)]
+    for tile in tried:
+        if fits(tile):
+            return tile
+    room = ", ".join(dict.fromkeys(str(tile) for tile in known if fits(tile)))
+    fitting = f"Fitting tiles: {room}" if room else "No tile fits"
+    if not tried:
+        raise LimitError(
+            f"{kernel.name} takes tiles of n·2^i rows, n up to 8, by a multiple of 4; "
+            f"got block_q={block_q}, block_k={block_k}. {fitting}."
         )
-
-    wanted = [(int(block_q or bq), int(block_k or bk)) for bq, bk in TILES]
-    for bq, bk in wanted:
-        if fits(bq, bk):
-            return bq, bk
-    bq, bk = wanted[-1]
-    room = [f"{a}x{b}" for a, b in TILES if fits(a, b)]
+    least = min(tried, key=lambda tile: stage.tile_bytes(tile, problem.D, subgroup_size=limits.subgroup_size))
     raise LimitError(
-        f"{kernel.name} with tiles of {bq}x{bk} at D={problem.D} needs {kernel.tile_bytes(bq, bk, problem.D):,} B of "
-        f"workgroup memory and {invocations(bq, bk)} invocations; this device has {limits.workgroup_bytes:,} B and "
-        f"{limits.invocations}. {'Fitting tiles: ' + ', '.join(room) if room else 'No tile fits'}."
+        f"{kernel.name} with tiles of {least} at D={problem.D} needs "
+        f"{stage.tile_bytes(least, problem.D, subgroup_size=limits.subgroup_size):,} B of workgroup memory and "
+        f"{stage.invocations(least)} invocations; this device has {limits.workgroup_bytes:,} B and "
+        f"{limits.invocations}. {fitting}."
     )
+
+
+def _known_tiles(
+    stage: Pass,
+    problem: Problem,
+    limits: Limits,
+    wanted: Mapping[str, Tile],
+    tuned: Mapping[tuple[str, int], Tile],
+) -> tuple[Tile, ...]:
+    """The tiles that a pass may take, the best first: the one that is wanted, or the tuned one and then the table's."""
+    if not stage.rows_are:
+        return tuple(Tile(*blocks) for blocks in TILES)
+    if stage.file in wanted:
+        return (wanted[stage.file],)
+    n_rows = problem.B * (problem.H * problem.Tq if stage.rows_are == "BLOCK_Q" else problem.Hkv * problem.Tk)
+    kind = dict(reduces="row_*" in stage.snippets, software=limits.software)
+    if stage.rows_are == "BLOCK_Q" and problem.Tq <= 4 and not limits.software:
+        kind["few_rows"] = True
+    dims = sorted(dim for file, dim in tuned if file == stage.file and dim >= problem.D)
+    best = [replace(tuned[stage.file, dims[0]], slices=-(-problem.D // 64))] if dims else []
+    return (*best, *preferred(stage.rows_are, n_rows, problem.D, **kind))
 
 
 def _check_rows(draft: Plan) -> None:
     """The query rows fill one dimension of the grid, and B·H another that `_split` can shorten; Tq it cannot."""
     one = replace(draft.problem, B=1, H=1, Hkv=1)
     for stage in draft.kernel.passes:
-        x, y, _ = stage.grid(one, draft.constants)
+        x, y, _ = stage.grid(one, draft.constants_of(stage))
         if max(x, y) > draft.limits.workgroups:
             raise LimitError(
                 f"{draft.kernel.name} would dispatch {max(x, y):,} workgroups in one dimension for Tq={one.Tq:,} and "

@@ -10,7 +10,7 @@ import pytest
 import fa2lab as fa
 from fa2lab.kernels import Kernel
 from fa2lab.limits import BROWSER
-from fa2lab.plan import PARAMS_BYTES, UNUSED_BYTES
+from fa2lab.planned import PARAMS_BYTES, UNUSED_BYTES
 from fa2lab.problem import Problem
 
 both_kernels = pytest.mark.parametrize("kernel", fa.backward_kernels())

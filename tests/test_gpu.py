@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import engines
@@ -15,15 +16,15 @@ import pytest
 import fa2lab as fa
 from fa2lab import adapter as adapter_module
 from fa2lab.gpu import Dispatch
-from fa2lab.limits import BROWSER
-from fa2lab.source import Source
+from fa2lab.limits import BROWSER, WEBGPU_NAMES
+from fa2lab.source import Source, link
 
 ROOT = Path(__file__).resolve().parents[1]
 ONLY_NAGA = pytest.mark.skipif(not engines.adapters("naga"), reason="no adapter")
 
 
 def source(text: str, entry: str = "double") -> Source:
-    return Source(entry, ((f"{entry}.wgsl", text),))
+    return link(entry, text=text)
 
 
 DOUBLE = source("""@group(0) @binding(0) var<storage, read_write> x: array<f32>;
@@ -110,9 +111,15 @@ def test_a_native_library_that_does_not_load_is_told(monkeypatch):
 
 
 def test_limits_are_the_adapters_or_a_browsers(device):
-    if device.limits != device.adapter.limits:
-        assert device.limits == device.adapter.limits.capped(BROWSER)
-        assert all(getattr(device.limits, name) <= value for name, value in vars(BROWSER).items())
+    names = list(WEBGPU_NAMES)
+    ours, adapters, browsers = ([getattr(x, n) for n in names] for x in (device.limits, device.adapter.limits, BROWSER))
+    extras = device.limits.subgroup_size, device.limits.float16
+    if ours == adapters:
+        assert extras == (device.subgroup_size or 0, "shader-f16" in device.adapter.features)
+    else:
+        assert ours == [min(pair) for pair in zip(adapters, browsers, strict=True)]
+        assert extras == (0, False), "no browser promises them"
+    assert device.limits.software is (device.adapter.type == "CPU")
 
 
 def test_subgroup_size_is_measured(device):
@@ -276,7 +283,8 @@ def test_a_kernel_error_leads_into_the_snippet_where_it_is(roomy_device):
     good = fa.plan(fa.reference.attention(*engines.random()).problem, roomy_device.limits).link(
         fa.kernels()["fa2_forward"].passes[0], roomy_device.dialect
     )
-    parts = [(name, text.replace("return (a + b - 1u) / b;", "return (a + b - 1u) / c;")) for name, text in good.parts]
+    wrong = ("return (a + b - 1u) / b;", "return (a + b - 1u) / c;")
+    parts = [replace(part, text=part.text.replace(*wrong), written=part.written.replace(*wrong)) for part in good.parts]
     with roomy_device.buffers() as make:
         buffers = [make(64) for _ in range(7)]
         accesses = ["read"] * 3 + ["read_write"] * 4
@@ -284,11 +292,12 @@ def test_a_kernel_error_leads_into_the_snippet_where_it_is(roomy_device):
         with pytest.raises(
             fa.KernelError, match=r"^shared/problem.wgsl:\d+:\d+: .*\n    return \(a \+ b - 1u\) / c;\n +\^$"
         ) as caught:
-            roomy_device.run([Dispatch(Source(good.entry, tuple(parts)), bound, (1, 1, 1))])
+            roomy_device.run([Dispatch(Source(good.entry, tuple(parts), trusted=True), bound, (1, 1, 1))])
     first, shown, caret = str(caught.value).splitlines()
     assert shown[caret.index("^")] == "c"
     number = int(first.split(":")[1])
-    assert dict(parts)["shared/problem.wgsl"].splitlines()[number - 1] == shown[2:]
+    text = next(part.text for part in parts if part.name == "shared/problem.wgsl")
+    assert text.splitlines()[number - 1] == shown[2:]
 
 
 # Fresh processes.

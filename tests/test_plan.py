@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fa2lab as fa
-from fa2lab.kernels import BACKWARD_TRACE, MAX_HEAD_DIM, TILES
+from fa2lab.kernels import BACKWARD_TRACE, MAX_HEAD_DIM
 from fa2lab.limits import BROWSER, WEBGPU_NAMES, Limits
 from fa2lab.problem import Problem, pose
+from fa2lab.tiles import TILES, Tile
 
 KERNELS = fa.kernels()
 ROOMY = Limits(
@@ -32,8 +33,8 @@ def problem(**sizes) -> Problem:
 
 
 def test_the_table_climbs_from_the_plainest():
-    assert list(KERNELS) == ["naive", "fused_sv", "fa2_forward"]
-    assert [len(kernel.passes) for kernel in KERNELS.values()] == [3, 1, 1]
+    assert list(KERNELS) == ["naive", "fused_sv", "fa2_forward", "fa2_forward_tiled", "fa2_decode"]
+    assert [len(kernel.passes) for kernel in KERNELS.values()] == [3, 1, 1, 1, 2]
     assert str(KERNELS["naive"]).startswith("naive: three dispatches")
 
 
@@ -47,7 +48,7 @@ def test_a_stage_binds_no_more_than_a_browser_grants(name):
 def test_the_browser_limits_are_those_of_the_specification():
     assert (BROWSER.workgroup_bytes, BROWSER.invocations, BROWSER.storage_buffers) == (16_384, 256, 8)
     assert (BROWSER.binding_bytes, BROWSER.buffer_bytes, BROWSER.workgroups) == (134_217_728, 268_435_456, 65_535)
-    assert set(WEBGPU_NAMES) == set(vars(BROWSER))
+    assert set(WEBGPU_NAMES) == set(vars(BROWSER)) - {"subgroup_size", "float16", "software"}
     assert ROOMY.capped(BROWSER) == replace(BROWSER) and BROWSER.capped(ROOMY) == BROWSER
 
 
@@ -169,9 +170,12 @@ def test_an_unknown_kernel_is_answered_with_the_list():
 
 
 def test_auto_is_the_fastest_that_can():
-    assert fa.plan(problem(), BROWSER).kernel.name == "fa2_forward"
+    assert fa.plan(problem(), BROWSER).kernel.name == "fa2_forward_tiled"
+    assert fa.plan(problem(), BROWSER, trace=True).kernel.name == "fa2_forward", "the one a reader can follow"
+    assert fa.plan(problem(), replace(BROWSER, software=True)).kernel.name == "fa2_forward"
     assert fa.plan(problem(Tk=5000, D=256), BROWSER, trace=True).kernel.name == "fa2_forward"
-    cramped = replace(BROWSER, workgroup_bytes=8)  # no tile at all
+    cramped = replace(BROWSER, workgroup_bytes=8, software=True)  # no tile at all
+    assert fa.plan(problem(), replace(cramped, software=False)).kernel.name == "naive"
     assert fa.plan(problem(), cramped).kernel.name == "fused_sv"
     assert fa.plan(problem(Tk=1025), cramped).kernel.name == "naive"
     with pytest.raises(fa.LimitError, match="fa2_forward with tiles of 1x1 at D=8 needs 96 B.*No tile fits"):
@@ -293,7 +297,7 @@ def test_a_kernel_that_the_order_does_not_name_is_tried_last():
     late = replace(fa.kernels()["fa2_forward"], name="yours")
     table = {"yours": late, **fa.kernels()}
     problem, *_ = pose(*(np.zeros((1, 4, 1, 4), np.float32),) * 3)
-    assert fa.plan(problem, BROWSER, table=table).kernel.name == "fa2_forward"
+    assert fa.plan(problem, BROWSER, table=table).kernel.name == "fa2_forward_tiled"
     assert fa.plan(problem, BROWSER, table={"yours": late}).kernel.name == "yours"
 
 
@@ -306,7 +310,7 @@ def test_block_sizes_may_be_numpys_whole_numbers():
 def test_the_backward_traces_tiles_obey_the_limits():
     """It has no tiles of Q or K, but 2 floats a (query, key) pair and max(BLOCK_Q, BLOCK_K) invocations."""
     problem, *_ = pose(*(np.zeros((1, 200, 1, 1), np.float32),) * 3)
-    assert BACKWARD_TRACE.tile_bytes(32, 16, 64) == 2 * 32 * 16 * 4
+    assert BACKWARD_TRACE.passes[-1].tile_bytes(Tile(32, 16), 64) == 2 * 32 * 16 * 4
     with pytest.raises(fa.LimitError, match="131,072 B of workgroup memory and 128 invocations"):
         fa.plan(problem, BROWSER, BACKWARD_TRACE, block_q=128, block_k=128)
     with pytest.raises(fa.LimitError, match="512 invocations"):

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import engines
@@ -16,7 +17,7 @@ import fa2lab as fa
 from fa2lab import adapter as adapter_module
 from fa2lab.gpu import Dispatch
 from fa2lab.limits import WEBGPU_NAMES
-from fa2lab.source import Source
+from fa2lab.source import Source, link
 
 HEAD = "@group(0) @binding(0) var<storage, read_write> x: array<f32>;\n"
 ENTRY = "@compute @workgroup_size({lanes})\nfn entry(@builtin(local_invocation_index) lane: u32) {{\n{body}\n}}\n"
@@ -35,11 +36,12 @@ def compile_error(device: fa.Device, text: str) -> str | None:
     return None
 
 
-def run(device: fa.Device, text: str, content: np.ndarray) -> np.ndarray:
+def run(device: fa.Device, text: str | Source, content: np.ndarray) -> np.ndarray:
     """`content` after `text` ran on it, one workgroup."""
+    source = link("entry", text=text) if isinstance(text, str) else text
     with device.buffers() as make:
         x = make(content)
-        device.run([Dispatch(Source("entry", (("entry.wgsl", text),)), ((x, "read_write"),), (1, 1, 1))])
+        device.run([Dispatch(source, ((x, "read_write"),), (1, 1, 1))])
         return device.read(x, content.dtype, content.shape)
 
 
@@ -162,6 +164,77 @@ def test_exp_of_minus_infinity_is_zero_and_of_zero_one(roomy_device):
     assert run(roomy_device, shader("  x[lane] = exp(x[lane]);", lanes=4), x).tolist() == [0, 1, 0, 0]
 
 
+# Why the project's own kernels are compiled as trusted, and others never.
+
+PAST_ITS_END = """@group(0) @binding(0) var<storage, read_write> x: array<f32>;
+struct Pair { a: array<f32, 4>, b: array<f32, 4> }
+var<workgroup> pair: Pair;
+
+@compute @workgroup_size(1)
+fn entry() {
+  pair.a[3] = 1.0;
+  pair.b[1] = 1.0;
+  pair.a[u32(x[0])] = 9.0;
+  x[1] = pair.a[3];
+}
+"""
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_an_index_past_the_end_is_clamped_unless_the_text_is_trusted(roomy_device, trusted):
+    """`a[5]` is `a[3]` with naga's bounds checks, and without them the place of `b[1]`, which lies behind `a`."""
+    x = np.array([5, 0, 0, 0], np.float32)
+    text = replace(link("entry", text=PAST_ITS_END), trusted=trusted)
+    if roomy_device.adapter.type == "CPU":  # what a real GPU does past the end is its own affair
+        assert run(roomy_device, text, x)[1] == (9 if roomy_device.shader_checks or not trusted else 1)
+
+
+def test_only_wgpu_native_makes_trusted_modules(roomy_device):
+    assert roomy_device.shader_checks is (not is_naga(roomy_device))
+
+
+# Waiting.
+
+
+def test_on_submitted_work_done_works_in_dawn_only(roomy_device):
+    """wgpu-py 0.32 hands wgpu-native a callback of an older form. So `Device.wait` maps a buffer."""
+    queue = roomy_device._handle.queue
+    if is_naga(roomy_device):
+        with pytest.raises(TypeError, match="WGPUQueueWorkDoneStatus"):
+            queue.on_submitted_work_done_sync()
+    else:
+        queue.on_submitted_work_done_sync()
+
+
+# The cache of compiled kernels across processes is the driver's.
+
+FIRST_DISPATCH = """
+import fa2lab as fa
+fa.attention(*fa.data.make("random", T=4, H=1, D=3), kernel="fused_sv", device=fa.Device("llvmpipe"))
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(bool(engines.lacking("llvmpipe", "naga")), reason="no llvmpipe")
+def test_mesa_keeps_compiled_kernels_on_disk(tmp_path):
+    """The second process finds all that the first one left, and adds nothing."""
+    environment = dict(os.environ, MESA_SHADER_CACHE_DIR=str(tmp_path))
+    environment.pop("MESA_SHADER_CACHE_DISABLE", None)
+    kept = []
+    for _ in range(2):
+        ran = fresh_process(FIRST_DISPATCH, environment)
+        assert ran.returncode == 0, ran.stderr
+        kept.append({path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size})
+    assert kept[0] and kept[0] == kept[1]
+
+
+def test_neither_library_offers_a_pipeline_cache(roomy_device):
+    """wgpu-native has a feature of that name and no call that uses one; Dawn's blob cache is out of Python's reach."""
+    assert not any("cache" in name.lower() for name in dir(roomy_device._handle))
+    with pytest.raises(TypeError, match="cache"):
+        roomy_device._handle.create_compute_pipeline(layout="auto", compute={}, cache=None)
+
+
 # Buffers and limits.
 
 
@@ -195,7 +268,7 @@ def test_a_binding_of_nothing_is_not_allowed():
 
 def test_limits_that_are_asked_for_are_granted_and_reported(device):
     reported = {ours: device._handle.limits[theirs] for ours, theirs in WEBGPU_NAMES.items()}
-    assert reported == vars(device.limits)
+    assert reported == {name: getattr(device.limits, name) for name in WEBGPU_NAMES}
 
 
 def test_a_destroyed_device_refuses_new_buffers_at_once(roomy_device):

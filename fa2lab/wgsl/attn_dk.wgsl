@@ -14,7 +14,8 @@
 @group(0) @binding(3) var<storage, read_write> dk: array<f32>; // [B, Tk, Hkv, D]
 
 @compute @workgroup_size(LANES)
-fn attn_dk(@builtin(global_invocation_id) id: vec3<u32>) {
+fn attn_dk(@builtin(global_invocation_id) global: vec3<u32>) {
+  let id = offset_invocation(global, LANES);
   let d = id.x;
   let key = id.y;
   if (d >= HEAD_DIM) {

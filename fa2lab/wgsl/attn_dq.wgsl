@@ -14,7 +14,8 @@
 @group(0) @binding(3) var<storage, read_write> dq: array<f32>; // [B, Tq, H, D]
 
 @compute @workgroup_size(LANES)
-fn attn_dq(@builtin(global_invocation_id) id: vec3<u32>) {
+fn attn_dq(@builtin(global_invocation_id) global: vec3<u32>) {
+  let id = offset_invocation(global, LANES);
   let d = id.x;
   let row = id.y;
   let bh = id.z;

@@ -16,7 +16,8 @@
 @group(0) @binding(4) var<storage, read_write> dscores: array<f32>; // [B, H, Tq, Tk]
 
 @compute @workgroup_size(LANES)
-fn attn_dscores(@builtin(global_invocation_id) id: vec3<u32>) {
+fn attn_dscores(@builtin(global_invocation_id) global: vec3<u32>) {
+  let id = offset_invocation(global, LANES);
   let row = id.x;
   let bh = id.y;
   if (row >= params.n_q) {

@@ -28,7 +28,8 @@ var<workgroup> p_tile: array<f32, BLOCK_Q * BLOCK_K>;
 var<workgroup> ds_tile: array<f32, BLOCK_Q * BLOCK_K>;
 
 @compute @workgroup_size(TILE_LANES)
-fn fa2_backward_trace(@builtin(workgroup_id) tile: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+fn fa2_backward_trace(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+  let tile = offset_id(id);
   let row0 = tile.x * BLOCK_Q;
   let key0 = tile.y * BLOCK_K;
   let row = row0 + lane;

@@ -7,17 +7,18 @@
 // An invocation owns one row. A row that sees no key has delta = 0, whatever dO holds there.
 // Dispatch: x = ceil(Tq / LANES), y = B·H.
 //
-// Constants: LANES, HEAD_DIM. Snippets: problem.wgsl.
+// Constants: LANES, HEAD_DIM; alias Element (of O and dO). Snippets: problem.wgsl.
 // Source: Dao, FlashAttention-2, arXiv:2307.08691, algorithm 2, line 4 (its D); Dao et al., arXiv:2205.14135,
 // appendix B.2, equation 4.
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> out: array<f32>;         // [B, Tq, H, D]
-@group(0) @binding(2) var<storage, read> dout: array<f32>;        // [B, Tq, H, D]
+@group(0) @binding(1) var<storage, read> out: array<Element>;     // [B, Tq, H, D]
+@group(0) @binding(2) var<storage, read> dout: array<Element>;    // [B, Tq, H, D]
 @group(0) @binding(3) var<storage, read_write> delta: array<f32>; // [B, H, Tq]
 
 @compute @workgroup_size(LANES)
-fn fa2_delta(@builtin(global_invocation_id) id: vec3<u32>) {
+fn fa2_delta(@builtin(global_invocation_id) global: vec3<u32>) {
+  let id = offset_invocation(global, LANES);
   let row = id.x;
   let bh = id.y;
   if (row >= params.n_q) {
@@ -26,7 +27,7 @@ fn fa2_delta(@builtin(global_invocation_id) id: vec3<u32>) {
   let start = q_start(bh, row);
   var sum = 0.0;
   for (var d = 0u; d < HEAD_DIM; d++) {
-    sum += dout[start + d] * out[start + d];
+    sum += f32(dout[start + d]) * f32(out[start + d]);
   }
   delta[bh * params.n_q + row] = select(sum, 0.0, keys_seen(row) == 0u);
 }

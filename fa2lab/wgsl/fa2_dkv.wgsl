@@ -31,7 +31,8 @@ var<workgroup> q_tile: array<f32, BLOCK_Q * HEAD_DIM>;
 var<workgroup> dout_tile: array<f32, BLOCK_Q * HEAD_DIM>;
 
 @compute @workgroup_size(BLOCK_K)
-fn fa2_dkv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+fn fa2_dkv(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+  let workgroup = offset_id(id);
   let group = params.n_heads / params.n_kv_heads;
   let batch = workgroup.y / params.n_kv_heads;
   let first_bh = batch * params.n_heads + (workgroup.y % params.n_kv_heads) * group;

@@ -29,7 +29,8 @@ var<workgroup> k_tile: array<f32, BLOCK_K * HEAD_DIM>;
 var<workgroup> v_tile: array<f32, BLOCK_K * HEAD_DIM>;
 
 @compute @workgroup_size(BLOCK_Q)
-fn fa2_dq(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+fn fa2_dq(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+  let workgroup = offset_id(id);
   let bh = workgroup.y;
   let row0 = workgroup.x * BLOCK_Q;
   let row = row0 + lane;

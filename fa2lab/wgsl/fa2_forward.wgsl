@@ -61,7 +61,8 @@ fn score(lane: u32, c: u32) -> f32 {
 }
 
 @compute @workgroup_size(BLOCK_Q)
-fn fa2_forward(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+fn fa2_forward(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+  let workgroup = offset_id(id);
   let bh = workgroup.y;
   let row0 = workgroup.x * BLOCK_Q;
   let row = row0 + lane;

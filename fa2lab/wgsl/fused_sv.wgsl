@@ -21,7 +21,8 @@
 @group(0) @binding(6) var<storage, read_write> attn: array<f32>; // [B, H, Tq, Tk] if WRITE_ATTN
 
 @compute @workgroup_size(LANES)
-fn fused_sv(@builtin(global_invocation_id) id: vec3<u32>) {
+fn fused_sv(@builtin(global_invocation_id) global: vec3<u32>) {
+  let id = offset_invocation(global, LANES);
   let row = id.x;
   let bh = id.y;
   if (row >= params.n_q) {

@@ -15,7 +15,8 @@
 @group(0) @binding(3) var<storage, read_write> out: array<f32>; // [B, Tq, H, D]
 
 @compute @workgroup_size(LANES)
-fn naive_output(@builtin(global_invocation_id) id: vec3<u32>) {
+fn naive_output(@builtin(global_invocation_id) global: vec3<u32>) {
+  let id = offset_invocation(global, LANES);
   let d = id.x;
   let row = id.y;
   let bh = id.z;

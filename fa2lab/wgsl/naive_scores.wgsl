@@ -15,7 +15,8 @@
 @group(0) @binding(3) var<storage, read_write> attn: array<f32>; // [B, H, Tq, Tk]
 
 @compute @workgroup_size(LANES)
-fn naive_scores(@builtin(global_invocation_id) id: vec3<u32>) {
+fn naive_scores(@builtin(global_invocation_id) global: vec3<u32>) {
+  let id = offset_invocation(global, LANES);
   let key = id.x;
   let row = id.y;
   let bh = id.z;

@@ -14,7 +14,8 @@
 @group(0) @binding(2) var<storage, read_write> lse: array<f32>;  // [B, H, Tq]
 
 @compute @workgroup_size(LANES)
-fn naive_softmax(@builtin(global_invocation_id) id: vec3<u32>) {
+fn naive_softmax(@builtin(global_invocation_id) global: vec3<u32>) {
+  let id = offset_invocation(global, LANES);
   let row = id.x;
   let bh = id.y;
   if (row >= params.n_q) {

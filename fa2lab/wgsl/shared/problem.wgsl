@@ -11,6 +11,19 @@ struct Params {
   diagonal: i32,    // causal row i sees the keys j <= i + diagonal
   scale: f32,
   neg_inf: f32,     // WGSL has no literal for it
+  first_x: u32,     // where this piece of the grid begins, in workgroups
+  first_y: u32,
+  first_z: u32,
+}
+
+// The workgroup's place in the whole grid, of which a dispatch may be one piece.
+fn offset_id(workgroup: vec3<u32>) -> vec3<u32> {
+  return workgroup + vec3<u32>(params.first_x, params.first_y, params.first_z);
+}
+
+// The same for an invocation's place in the grid, where each workgroup is a row of `lanes` invocations.
+fn offset_invocation(global: vec3<u32>, lanes: u32) -> vec3<u32> {
+  return global + vec3<u32>(params.first_x * lanes, params.first_y, params.first_z);
 }
 
 // Lower than or equal to every finite score, so no score can pass below it, and exp(M_NONE - m) never is NaN as
