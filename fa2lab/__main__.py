@@ -1,4 +1,4 @@
-"""The shell's way in: `python -m fa2lab doctor`, `parity`, `gate` and `train`."""
+"""The shell's way in: `python -m fa2lab doctor`, `parity`, `bench`, `gate` and `train`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from fa2lab import data, parity, reference
+from fa2lab import bench_command, data, parity, reference
 from fa2lab.attention import attention
 from fa2lab.backward import attention_backward
 from fa2lab.engine import default_device
@@ -74,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument("--adapter", help="a part of its name; `numpy` for none")
     how.add_argument("--compiler", choices=("naga", "tint"), default="naga")
     how.add_argument("--limits", choices=("adapter", "webgpu"), default="adapter")
+    bench_command.add(verbs)
     _add_gate(verbs)
     _add_train(verbs)
     return parser

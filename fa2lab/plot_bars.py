@@ -61,15 +61,16 @@ def byte_bars(
     title: str,
     limits: Mapping[str, int] | None = None,
     absent: Mapping[str, int] | None = None,
+    absent_says: str = "avoided",
 ) -> Axes:
-    """Bytes by name as bars; `limits` as labelled lines across them; `absent`: what is not there, in outline."""
+    """Bytes by name as bars; `limits` as labelled lines across them; `absent`: what need not be there, in outline."""
     ax.clear()
     limits, absent = limits or {}, absent or {}
     everything = {**sizes, **absent}
     for i, (name, n) in enumerate(everything.items()):
         style = dict(facecolor="white", hatch="////", edgecolor=CALM) if name in absent else dict(color=KERNEL)
         ax.barh(i, n, 0.62, gid="absent" if name in absent else "bytes", **style)
-        ax.text(n, i, f" {n:,} B" + (" avoided" if name in absent else ""), va="center", fontsize=8, bbox=_HALO)
+        ax.text(n, i, f" {n:,} B" + (f" {absent_says}" if name in absent else ""), va="center", fontsize=8, bbox=_HALO)
     top = max([1, *everything.values(), *limits.values()])
     for (name, n), style in zip(limits.items(), ("-", "--", ":"), strict=False):
         ax.axvline(n, color=BOUND, linestyle=style, linewidth=1.4, label=f"{name}: {n:,} B", gid="limit")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from fa2lab.plan import Plan
+    from fa2lab.planned import Plan
     from fa2lab.problem import Problem
 
 # How a (query row, K tile) pair met the causal mask. The kernels write the same numbers into their trace.
@@ -57,6 +57,39 @@ class Result:
     trace: Trace | None = None
     plan: Plan | None = None
     device_bytes: int | None = None
+
+    @property
+    def label(self) -> str:
+        """`kernel on adapter`, the footer of every figure."""
+        return f"{self.kernel} on {self.adapter}"
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardTrace:
+    """The forward pass of one batch and head as it went over the K tiles, each entry taken after a tile was merged.
+
+    `s`: `(Tq, Tk)`, the scores, -inf where masked. `m`, `l`, `alpha`: `(Tq, n_tiles)` as in `Trace`. `o`:
+    `(Tq, n_tiles, D)`, the running O as the walk holds it, not yet divided by `l`. A skipped tile repeats the final
+    `m`, `l` and `o`, with `alpha` 1. `state`: uint8 `(n_q_tiles, n_k_tiles)`, `SKIPPED`, `PARTIAL` or `FULL`.
+    """
+
+    s: np.ndarray
+    m: np.ndarray
+    l: np.ndarray  # noqa: E741 - the paper's letter
+    alpha: np.ndarray
+    o: np.ndarray
+    state: np.ndarray
+    block_q: int
+    block_k: int
+    kernel: str
+    adapter: str
+
+    @property
+    def out(self) -> np.ndarray:
+        """O = o / l after each tile, `(Tq, n_tiles, D)`; 0 where a row sees no key. The last one is the output."""
+        seen = self.l[..., None] != 0
+        with np.errstate(all="ignore"):  # a non-finite input may stand there
+            return np.divide(self.o, self.l[..., None], out=np.zeros_like(self.o), where=seen)
 
     @property
     def label(self) -> str:

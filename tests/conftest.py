@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 
@@ -45,6 +46,31 @@ def device(request):
 def roomy_device(request):
     """Each driver and compiler once, with all that the adapter has."""
     return engines.device_of(request.param)
+
+
+LLVMPIPE = engines.seat_param(engines.Seat("llvmpipe", "naga", "adapter"))
+
+
+@pytest.fixture(params=[LLVMPIPE])
+def gpu(request):
+    """One device: for views, to which it is all one what kernels compute elsewhere."""
+    return engines.device_of(request.param)
+
+
+@pytest.fixture(params=["numpy", LLVMPIPE])
+def seat(request):
+    """NumPy, and one device."""
+    return request.param if request.param == "numpy" else engines.device_of(request.param)
+
+
+@pytest.fixture
+def unpainted(monkeypatch):
+    """Painting takes most of a view's move: each picture is another stub of a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    count = itertools.count()
+    stub = b"\x89PNG%d"
+    monkeypatch.setattr(FigureCanvasAgg, "print_png", lambda _, file, **__: file.write(stub % next(count)))
 
 
 @pytest.fixture(autouse=True)

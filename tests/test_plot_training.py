@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
-import engines
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -18,24 +15,11 @@ from fa2lab.trained import trained_model
 PNG = b"\x89PNG"
 
 
-@pytest.fixture(params=["numpy", engines.seat_param(engines.Seat("llvmpipe", "naga", "adapter"))])
-def seat(request):
-    """NumPy, and a device."""
-    return request.param if request.param == "numpy" else engines.device_of(request.param)
-
-
 @pytest.fixture(autouse=True)
 def nothing_kept():
     """No figure of pyplot's stays open."""
     yield
     assert plt.get_fignums() == []
-
-
-@pytest.fixture
-def unpainted(monkeypatch):
-    """Each picture another stub of a PNG: painting takes most of a test's time."""
-    count = itertools.count()
-    monkeypatch.setattr(FigureCanvasAgg, "print_png", lambda _, file: file.write(PNG + b"%d" % next(count)))
 
 
 def new_axes():

@@ -4,6 +4,7 @@ Nothing here uses the network or touches this machine's packages: `lab` runs in 
 few harmless tools.
 """
 
+import json
 import os
 import re
 import shutil
@@ -169,7 +170,7 @@ def test_help_lists_every_verb(shell, spelling):
     result = run(shell, str(LAB), spelling)
     assert (result.returncode, result.stderr) == (0, "")
     assert listed_verbs(result.stdout) == handled_verbs()
-    assert {"open", "test", "notebooks", "lint", "screenshots", "doctor", "setup", "help"} <= handled_verbs()
+    assert {"open", "page", "test", "notebooks", "lint", "screenshots", "doctor", "setup", "help"} <= handled_verbs()
 
 
 def test_verb_without_help_text_would_be_seen(tmp_path):
@@ -194,6 +195,8 @@ def test_unknown_verb(shell):
         ([], ["-m jupyterlab", "--ip=127.0.0.1", "root_dir=notebooks", "--allow-root", "--no-browser"]),
         (["open", "--port", "8899"], ["-m jupyterlab", "--port 8899"]),
         (["--port", "8899"], ["-m jupyterlab", "--port 8899"]),
+        (["page", "--port=8899"], ["-m voila notebooks/page/workbench.ipynb", "--Voila.ip=127.0.0.1", "--port=8899"]),
+        (["page", "--Voila.ip=0.0.0.0"], ["--no-browser --Voila.ip=0.0.0.0"]),
         (["test", "-k", "a b"], ["-m pytest -k a b"]),
         (["notebooks", "--check"], ["notebooks/build.py --check"]),
         (["screenshots"], ["tests/ui/screenshots.py"]),
@@ -213,10 +216,20 @@ def test_lint_checks_and_formats(tmp_path):
     assert box.calls[-2:] == ["python -m ruff check", "python -m ruff format --check"]
 
 
-def test_own_address_replaces_the_default(tmp_path):
+@pytest.mark.parametrize("arguments", [["--ip=0.0.0.0"], ["page", "--Voila.ip=0.0.0.0"]])
+def test_own_address_replaces_the_default(tmp_path, arguments):
     box = Box(tmp_path).has("driver")
-    box.lab("--ip=0.0.0.0")
+    box.lab(*arguments)
     assert "127.0.0.1" not in box.calls[-1]
+
+
+def test_the_page_that_is_served_is_there():
+    """Its views, and no output that could be older than they are: Voilà runs it anew for each reader."""
+    path = re.search(r"voila (\S+\.ipynb)", LAB.read_text())[1]
+    cells = json.loads((ROOT / path).read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert code[1:] == ["widgets.parity()", "widgets.head_gallery()", "widgets.known_failures()"]
+    assert not any(cell.get("outputs") for cell in cells)
 
 
 def test_allow_root_is_for_root_alone(tmp_path):
@@ -361,6 +374,23 @@ def test_test_set_up_serves_the_notebooks_too(tmp_path):
     assert box.called(".[test]")
     box.lab("setup")
     assert not box.called("pip install")
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "installs"),
+    [
+        ("setup", "page", [".[page]"]),
+        ("page", "setup", []),  # else two verbs in turn would install each time
+        ("page", "test", [".[test]"]),
+        ("test", "page", []),
+        ("page", "page", []),
+    ],
+)
+def test_the_page_stands_between_notebooks_and_tests(tmp_path, first, then, installs):
+    box = Box(tmp_path, chromium="#!/bin/sh\n").has("driver")
+    box.lab(first)
+    box.lab(then)
+    assert [call.rpartition(" ")[2] for call in box.calls if "pip install" in call] == installs
 
 
 def test_changed_dependencies_are_installed(tmp_path):

@@ -5,35 +5,21 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
-import itertools
+import os
 import threading
+from pathlib import Path
 
-import engines
 import ipywidgets
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from views import count_figures, dim, fresh
 
 import fa2lab as fa
-from fa2lab import plot, widgets
+from fa2lab import plot, widgets, widgets_failures, widgets_heads, widgets_parity, widgets_tiles
 from fa2lab.live import View
 from fa2lab.results import TILE_STATES
-
-PNG = b"\x89PNG"
-
-
-@pytest.fixture(params=[engines.seat_param(engines.Seat("llvmpipe", "naga", "adapter"))])
-def gpu(request):
-    """One device is enough here: what kernels compute elsewhere is not the widgets' affair."""
-    return engines.device_of(request.param)
-
-
-@pytest.fixture(params=["numpy", engines.seat_param(engines.Seat("llvmpipe", "naga", "adapter"))])
-def seat(request):
-    """NumPy, and a device."""
-    return request.param if request.param == "numpy" else engines.device_of(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +27,10 @@ def nothing_kept():
     """No figure of pyplot's, and no traced run beyond its test."""
     yield
     assert plt.get_fignums() == []
-    widgets._traced.cache_clear()
+    widgets_tiles._traced.cache_clear()
+    widgets_parity._judged.cache_clear()
+    widgets_heads._run.cache_clear()
+    widgets_failures._outcome.cache_clear()
 
 
 @pytest.fixture
@@ -50,25 +39,10 @@ def pixels():
 
 
 @pytest.fixture(autouse=True)
-def unpainted(request, monkeypatch):
-    """Painting takes most of a move's time. Without `pixels` each picture is another stub of a PNG."""
+def painted_only_for_pixels(request):
+    """Without `pixels` each picture is a stub: see `unpainted`."""
     if "pixels" not in request.fixturenames:
-        count = itertools.count()
-        monkeypatch.setattr(FigureCanvasAgg, "print_png", lambda _, file: file.write(PNG + b"%d" % next(count)))
-
-
-def fresh(view: View, **values) -> str:
-    """Move the view and return the alternative text of the new picture."""
-    before = view.image.value
-    view.set(**values)
-    assert view.image.value[:4] == PNG and view.image.value != before
-    assert not dim(view)
-    return view.image.tooltip
-
-
-def dim(view: View) -> bool:
-    """Whether the browser dims the picture: by a class, since ipywidgets' layout knows no opacity."""
-    return "fa2lab-stale" in view.image.get_state()["_dom_classes"]
+        request.getfixturevalue("unpainted")
 
 
 # Tiles and traces
@@ -99,7 +73,7 @@ def test_walk_refuses_what_is_not_there(where):
 
 def test_head_and_row_run_no_kernel(monkeypatch):
     view = widgets.tiles(device="numpy", T=20, row=5)
-    monkeypatch.setattr(widgets, "attention", None)  # a call would raise
+    monkeypatch.setattr(widgets_tiles, "attention", None)  # a call would raise
     assert "row 7 " in fresh(view, row=7)
     assert "head 1," in fresh(view, head=1)
     with pytest.raises(TypeError):
@@ -146,125 +120,33 @@ def test_the_picture_shows_the_row_that_the_sliders_say(gpu):
     np.testing.assert_allclose([got[0], got[1]], truth, rtol=1e-5)
 
 
-# Parity
+# All
 
 
-def test_bench_judges_gradients_where_asked(gpu):
-    got = widgets.bench(T=33, H=3, hd=8, grad=True, device=gpu)
-    assert [row.field for row in got.comparison.rows] == ["out", "lse"]
-    assert [row.field for row in got.of_gradients.rows] == ["dq", "dk", "dv"] and got.of_gradients.ok
-    assert got.words.count("within float32") == 2 and "dv" in got.words
-    assert widgets.bench(T=9, hd=4, device=gpu).of_gradients is None
-    view = widgets.parity(device=gpu, T=17, hd=8)
-    assert "dq" not in fresh(view, H=1)
-    with_gradients = fresh(view, grad=True)
-    assert all(name in with_gradients for name in ("dq", "dk", "dv", "lse"))
-    assert "dq" not in fresh(view, grad=False)
-    view.close()
+PAIRS = {
+    widgets.tiles: (widgets.walk, widgets.WALK_SIZE),
+    widgets.parity: (widgets.bench, widgets.BENCH_SIZE),
+    widgets.head_gallery: (widgets.gallery, widgets.GALLERY_SIZE),
+}
+each_view = pytest.mark.parametrize("view_of", PAIRS)
 
 
-def test_bench_judges_by_the_reference(gpu):
-    got = widgets.bench(T=33, H=3, hd=40, B=2, seed=5, scale=-0.5, device=gpu)
-    q, k, v = fa.data.make("random", T=33, H=3, D=40, B=2, seed=5)
-    np.testing.assert_array_equal(got.truth.out, fa.reference.attention(q, k, v, causal=True, scale=-0.5).out)
-    assert got.comparison.ok and got.result.problem.scale == -0.5
-
-
-@pytest.mark.parametrize("kernel", ["naive", "fused_sv", "fa2_forward"])
-def test_parity_view_over_kernels_and_sizes(gpu, kernel, pixels):
-    view = widgets.parity(device=gpu, kernel=kernel, T=17, hd=40)
-    for values in (dict(T=33, H=3, B=2), dict(causal=False, pattern="huge"), dict(T=1, hd=64)):
-        text = fresh(view, **values)
-        assert kernel in text and "within float32" in text and "not within" not in text
-        assert "✓" in view.status.value
-
-
-def test_bytes_are_the_plans(gpu):
-    view = widgets.parity(device=gpu, T=33, hd=64)
-    *_, workgroup, memory = view._canvas.figure.axes
-    assert [bar.get_width() for bar in workgroup.patches] == [12_288]
-    sizes = {
-        tick.get_text(): bar.get_width() for tick, bar in zip(memory.get_yticklabels(), memory.patches, strict=True)
-    }
-    arrays = dict.fromkeys(("q", "k", "v", "out"), 4 * 33 * 2 * 64)
-    assert sizes == arrays | {"lse": 4 * 33 * 2, "attn": 4 * 2 * 33 * 33}
-    assert [bar.get_gid() for bar in memory.patches][-1] == "absent", "attn is what fa2_forward avoids"
-    view.set(kernel="naive")
-    assert "absent" not in [bar.get_gid() for bar in memory.patches]
-
-
-@pytest.mark.parametrize("scale", [0.0, -1.0, 0.3])
-def test_scale_by_slider_or_default(scale):
-    view = widgets.parity(device="numpy", T=9, hd=16)
-    assert view.controls["scale"].disabled
-    assert "scale 0.25" in _footer_after(view)
-    assert f"scale {scale:g}" in _footer_after(view, default_scale=False, scale=scale)
-    assert not view.controls["scale"].disabled
-    assert "scale 0.25" in _footer_after(view, default_scale=True)
-
-
-def _footer_after(view: View, **values) -> str:
-    view.set(**values)
-    return view._canvas.figure.get_supxlabel()
-
-
-def test_a_scale_to_start_with():
-    assert "scale -0.5" in _footer_after(widgets.parity(device="numpy", T=9, scale=-0.5))
-    assert widgets.parity(device="numpy", T=9, scale=None).values["default_scale"] is True
-
-
-def test_a_broken_kernel_goes_red(gpu):
-    broken = fa.kernels()["fa2_forward"].edited("l *= alpha;", "")
-    view = widgets.parity(kernel=broken, device=gpu, pattern="huge", T=40)
-    assert "✗" in view.status.value and "not within float32" in view.image.tooltip
-    assert "✓" in _words_after(view, kernel="fa2_forward")
-    assert "✗" in _words_after(view, kernel=broken)
-
-
-def _words_after(view: View, **values) -> str:
-    view.set(**values)
-    return view.status.value
-
-
-def test_a_refusal_is_shown_and_the_next_value_recovers(gpu):
-    view = widgets.parity(device=gpu, kernel="fused_sv", T=9)
-    good = view.image.value
-    with pytest.raises(fa.LimitError, match="up to 1024 keys; got Tk=1,030"):
-        view.set(T=1030)
-    assert "up to 1024 keys" in view.status.value and 'role="alert"' in view.status.value
-    assert view.image.value == good and dim(view)
-    assert "older picture" in view.image.tooltip
-    view.controls["T"].value = 1031  # by hand, the view swallows the error
-    assert "Tk=1,031" in view.status.value
-    fresh(view, T=10)
-    assert "✓" in view.status.value
-
-
-def test_wgsl_that_does_not_compile_shows_its_place(gpu):
-    typo = fa.kernels()["fa2_forward"].edited("var l = 0.0;", "var l = 0.0")
-    view = widgets.parity(device=gpu, T=9)
-    view.controls["kernel"].options = [*view.controls["kernel"].options, ("typo", typo)]
-    view.controls["kernel"].value = typo
-    assert "fa2_forward.wgsl:" in view.status.value
-
-
-# Both
-
-
-@pytest.mark.parametrize(("view_of", "plain"), [(widgets.tiles, widgets.walk), (widgets.parity, widgets.bench)])
-def test_sliders_start_where_the_plain_function_does(view_of, plain):
+@each_view
+def test_sliders_start_where_the_plain_function_does(view_of):
     """The static figure before a widget shows the same values."""
-    view = view_of(device="numpy")
+    view, (plain, size) = view_of(device="numpy"), PAIRS[view_of]
     defaults = {name: p.default for name, p in inspect.signature(plain).parameters.items() if name != "device"}
     moved = view.values
     if "default_scale" in moved:
         moved["scale"] = None if moved.pop("default_scale") else moved["scale"]
+    if moved.pop("worst", False):
+        moved |= {"head": None, "row": None}
     assert moved == defaults
-    figure = plot.figure(*widgets.WALK_SIZE)
+    figure = plot.figure(*size)
     assert plain(device="numpy").draw(figure) == view.image.tooltip
 
 
-@pytest.mark.parametrize("view_of", [widgets.tiles, widgets.parity])
+@each_view
 def test_every_control_has_a_name_and_help(view_of):
     view = view_of(device="numpy")
     names = [control.description for control in view.controls.values()]
@@ -280,7 +162,7 @@ def test_jupyterlab_can_show_the_picture():
     assert view.image.get_state()["tooltip"] and view.image.get_state()["description"] == ""
 
 
-@pytest.mark.parametrize("view_of", [widgets.tiles, widgets.parity])
+@each_view
 def test_the_picture_never_moves(view_of):
     view = view_of(device="numpy")
     heights = view.image.layout.height, view.status.layout.height
@@ -296,7 +178,7 @@ def test_an_unknown_control_is_named():
 
 def test_running_a_cell_again_doubles_no_callback(monkeypatch):
     calls = []
-    monkeypatch.setattr(widgets, "bench", lambda **values: calls.append(values) or _bench(**values))
+    monkeypatch.setattr(widgets_parity, "bench", lambda **values: calls.append(values) or _bench(**values))
     views = [widgets.parity(device="numpy", T=9, hd=4) for _ in range(2)]
     calls.clear()
     views[1].controls["T"].value = 10
@@ -306,29 +188,66 @@ def test_running_a_cell_again_doubles_no_callback(monkeypatch):
 _bench = widgets.bench
 
 
-def count_figures() -> int:
-    """By type(), since isinstance would follow the weak proxies among them, which may be dead."""
-    return sum(issubclass(type(thing), Figure) for thing in gc.get_objects())
-
-
-def test_moves_leave_nothing_behind(gpu, pixels):
+def test_moves_leave_nothing_behind(gpu):
     """Exact counts, so that one thing kept a move would show at once."""
     tiles, parity = widgets.tiles(device=gpu, T=20, row=3, D=8), widgets.parity(device=gpu, T=20, hd=8)
+    gallery = widgets.head_gallery(device=gpu, T=20, H=2, D=8, head=0, row=3, key=2)
+    failures = widgets.known_failures(device=gpu, name="ragged tile")
+    views = (tiles, parity, gallery, failures)
     gc.collect()
     figures = count_figures()
-    axes = [len(view._canvas.figure.axes) for view in (tiles, parity)]
-    artists = [len(view._canvas.figure.findobj()) for view in (tiles, parity)]
-    for i in range(4):
+    axes = [len(view._canvas.figure.axes) for view in views]
+    artists = [len(view._canvas.figure.findobj()) for view in views]
+    for i in range(2):
         tiles.set(T=20 + i % 3, row=i % 20, head=i % 2)
         parity.set(T=20 + i % 3, seed=i)
+        gallery.set(T=20 + i % 3, H=2 + i, head=i % 2, beside=(("kernel", "naive"), ("nothing", ""))[i % 2])
+        failures.set(name=("base of L", "-inf guard")[i])
     tiles.set(T=20, row=3, head=0)
     parity.set(T=20, seed=0)
+    gallery.set(T=20, H=2, head=0, beside=("input", "random"))
+    failures.set(name="ragged tile")
     gc.collect()
     assert count_figures() == figures
-    assert [len(view._canvas.figure.axes) for view in (tiles, parity)] == axes
-    assert [len(view._canvas.figure.findobj()) for view in (tiles, parity)] == artists
+    assert [len(view._canvas.figure.axes) for view in views] == axes
+    assert [len(view._canvas.figure.findobj()) for view in views] == artists
     assert plt.get_fignums() == []
     assert gpu.memory.live_buffers == 0
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.slow
+def test_a_thousand_updates_leak_nothing(gpu, pixels):
+    """Each one runs a kernel and paints, on the smallest problem and figure. 4 kB kept a move would show."""
+
+    def compute(n: int) -> fa.Result:
+        return fa.attention(*fa.data.make("random", T=4, H=1, D=1, seed=n), kernel="fa2_forward", device=gpu)
+
+    def draw(figure: Figure, result: fa.Result) -> str:
+        line.set_ydata(result.out.ravel())
+        return "a line"
+
+    figure = plot.figure(0.5, 0.5)
+    figure.set_layout_engine("none")
+    (line,) = figure.add_axes((0, 0, 1, 1)).plot(range(4))
+    line.axes.set_axis_off()
+    view = View({"n": ipywidgets.IntSlider(0, 0, 2000)}, compute, draw, figure)
+    for n in range(100):  # what is cached is cached by now
+        view.set(n=n)
+    gc.collect()
+    figures, before = count_figures(), resident_bytes()
+    for n in range(100, 1100):
+        view.set(n=n)
+    gc.collect()
+    assert count_figures() == figures and plt.get_fignums() == []
+    assert len(view._canvas.figure.axes) == 1
+    assert (gpu.memory.live_buffers, gpu.memory.live_bytes) == (0, 0)
+    assert resident_bytes() - before < 4 << 20
+    view.close()
 
 
 # A view in an event loop, as in a notebook

@@ -8,6 +8,7 @@ from fa2lab.reference.arithmetic import scores
 from fa2lab.reference.backward import TrueGradients, attention_backward, gradients, trace_backward, walk_backward
 from fa2lab.reference.forward import Truth, attend, attention, states, tiled, walk
 from fa2lab.reference.softmax import State, merge, online
+from fa2lab.reference.trace import trace_forward
 
 __all__ = [
     "State",
@@ -23,6 +24,7 @@ __all__ = [
     "states",
     "tiled",
     "trace_backward",
+    "trace_forward",
     "walk",
     "walk_backward",
 ]
