@@ -12,6 +12,7 @@ from functools import lru_cache
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.colors import ListedColormap
@@ -22,7 +23,6 @@ from matplotlib.textpath import TextPath
 from matplotlib.ticker import FixedLocator, MaxNLocator, MultipleLocator, NullLocator
 
 from fa2lab import plot
-from fa2lab.results import SKIPPED
 
 BOX = "#d1431a"  # the newest tile; its line is the thickest, so it is found without the colour
 MOST_NUMBERS = 64  # more numbers than this do not fit into the cells of a block
@@ -44,7 +44,7 @@ def freeze(figure: Figure, moving: Iterable[Artist]) -> None:
     """
     moving = set(moving)
     shared = [part for ax in figure.axes for part in (ax.xaxis, ax.yaxis, ax.title, *ax.child_axes)]
-    shared = [part for part in (*shared, figure._supxlabel) if part and part not in moving]
+    shared = [part for part in (*shared, *figure.texts) if part not in moving]
     rest = [child for ax in figure.axes for child in ax.get_children() if child not in shared and child is not ax.patch]
     rest = [child for child in rest if child.get_visible()]
     for child in rest:
@@ -177,9 +177,9 @@ class Rows:
         self.ax, self.n = ax, n
         values = values[np.isfinite(values)]
         low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
-        low = low if least is None else least
-        pad = 0.12 * (high - low) or 0.5
-        self.edge = low - 1.6 * pad
+        self.least = low if least is None else least
+        pad = 0.12 * (high - self.least) or 0.5
+        self.edge = self.least - 1.6 * pad
         ax.set(xlim=(self.edge, high + pad), ylim=(n - 0.5, -0.5))
         ax.yaxis.set_major_locator(NullLocator())
         ax.xaxis.set_major_locator(MaxNLocator(nbins=3, min_n_ticks=2))
@@ -190,13 +190,19 @@ class Rows:
         (self.before,) = ax.plot([], [], "o", color=plot.INK, fillstyle="none", markersize=6.5, gid="before")
         (self.after,) = ax.plot([], [], "o", color=plot.KERNEL, markersize=4, gid="after")
 
-    def show(self, before: np.ndarray, after: np.ndarray) -> None:
-        """Set the numbers of the rows, `(rows,)`; before the first tile both are the same."""
-        row = np.arange(len(after))
-        start = np.where(np.isfinite(before), before, self.edge)
-        known, now = np.isfinite(before), np.isfinite(after)
-        self.before.set_data(before[known], row[known])
-        self.none.set_data(np.full((before == -np.inf).sum(), self.edge), row[before == -np.inf])
+    def show(self, after: np.ndarray | None, before: np.ndarray | None = None) -> None:
+        """Set the numbers of the rows, `(rows,)`; without `before` they are shown from the axis's least number on."""
+        after = np.zeros(0) if after is None else after
+        row, now = np.arange(len(after)), np.isfinite(after)
+        start = np.full(len(after), self.least)
+        if before is None:
+            self.before.set_data([], [])
+            self.none.set_data([], [])
+        else:
+            none, known = before == -np.inf, np.isfinite(before)
+            start = np.where(known, before, self.edge)
+            self.before.set_data(before[known], row[known])
+            self.none.set_data(np.full(none.sum(), self.edge), row[none])
         self.after.set_data(after[now], row[now])
         self.way.set_segments([[(start[i], i), (after[i], i)] for i in row[now]])
 
@@ -204,33 +210,25 @@ class Rows:
 class TileMap:
     """Which tiles there are, which of them this walk takes, and how far it has come.
 
-    state: `(n_q_tiles, n_k_tiles)`; tiles: the walk's, in its order; size: `(Tq, Tk)`; diagonal: of the causal mask, or
-    None without one.
+    masked: `(Tq, Tk)`, each row masked from some key on; tiles: the walk's `(query tile, K tile)`, in its order.
     """
 
-    def __init__(
-        self,
-        ax: Axes,
-        state: np.ndarray,
-        tiles: Sequence[tuple[int, int]],
-        *,
-        blocks: tuple[int, int],
-        size: tuple[int, int],
-        diagonal: int | None,
-    ):
-        self.ax, self.tiles, self.blocks, self.size = ax, list(tiles), blocks, size
-        self.shade = np.where(state == SKIPPED, 0, 1)
-        (block_q, block_k), (n_q, n_k) = blocks, size
-        corners = (np.arange(n + 1) * block for n, block in zip(state.T.shape, (block_k, block_q), strict=True))
+    def __init__(self, ax: Axes, masked: np.ndarray, tiles: Sequence[tuple[int, int]], blocks: tuple[int, int]):
+        self.ax, self.tiles, self.blocks, self.size = ax, list(tiles), blocks, masked.shape
+        (block_q, block_k), (n_q, n_k) = blocks, masked.shape
+        rows, keys = np.arange(0, n_q, block_q), np.arange(0, n_k, block_k)
+        hidden = np.logical_and.reduceat(np.logical_and.reduceat(masked, rows, axis=0), keys, axis=1)
+        self.shade = np.where(hidden, 0, 1)
+        corners = np.append(keys, n_k), np.append(rows, n_q)
         self.mesh = ax.pcolormesh(*corners, self.shade, cmap=ListedColormap(SHADES), vmin=0, vmax=3)
         ax.set(xlim=(0, n_k), ylim=(n_q, 0))
-        edges = [[(x, 0), (x, n_q)] for x in range(block_k, n_k, block_k)] if n_k <= MOST_TILES * block_k else []
-        edges += [[(0, y), (n_k, y)] for y in range(block_q, n_q, block_q)] if n_q <= MOST_TILES * block_q else []
+        edges = [[(x, 0), (x, n_q)] for x in keys[1:]] if len(keys) <= MOST_TILES else []
+        edges += [[(0, y), (n_k, y)] for y in rows[1:]] if len(rows) <= MOST_TILES else []
         ax.add_collection(LineCollection(edges, color=plot.CALM, linewidth=0.5))
-        if diagonal is not None:
-            # The mask's edge, as a staircase: query i sees the keys before x = i + diagonal + 1.
-            rows = np.arange(n_q + 1)
-            ax.step(np.clip(rows + diagonal, 0, n_k), rows, where="pre", color=plot.INK, linewidth=1.1, gid="mask")
+        if masked.any():
+            seen = (~masked).sum(1)
+            ax.stairs(seen, np.arange(n_q + 1), orientation="horizontal", baseline=None, color=plot.INK,
+                      linewidth=1.1, gid="mask")  # fmt: skip
         self.box = ax.add_patch(
             Rectangle((0, 0), 0, 0, fill=False, edgecolor=BOX, linewidth=3, clip_on=False, zorder=5, gid="newest")
         )
@@ -284,10 +282,11 @@ class Distance:
         self.now.set_data([step], [self.shown[step]])
 
 
-def label_rows(ax: Axes, rows: slice, name: str) -> None:
-    """The numbers of the rows that a block shows, beside it."""
-    n = rows.stop - rows.start
+def label(axis: Axis, places: slice, name: str) -> None:
+    """Beside a block: which queries, keys or columns it shows."""
+    n = places.stop - places.start
     every = max(1, -(-n // 8))
-    ax.set_yticks(range(0, n, every), range(rows.start, rows.stop, every))
-    ax.set_ylabel(name, fontsize=9, labelpad=1)
-    ax.tick_params(axis="y", labelsize=7, length=2, pad=1)
+    axis.set_ticks(range(0, n, every), range(places.start, places.stop, every))
+    axis.set_label_text(name, fontsize=9)
+    axis.set_tick_params(labelsize=7, length=2, pad=1)
+    axis.labelpad = 1

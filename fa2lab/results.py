@@ -70,7 +70,8 @@ class ForwardTrace:
 
     `s`: `(Tq, Tk)`, the scores, -inf where masked. `m`, `l`, `alpha`: `(Tq, n_tiles)` as in `Trace`. `o`:
     `(Tq, n_tiles, D)`, the running O as the walk holds it, not yet divided by `l`. A skipped tile repeats the final
-    `m`, `l` and `o`, with `alpha` 1. `state`: uint8 `(n_q_tiles, n_k_tiles)`, `SKIPPED`, `PARTIAL` or `FULL`.
+    `m`, `l` and `o`, with `alpha` 1. `state`: uint8 `(n_q_tiles, n_k_tiles)`, `SKIPPED`, `PARTIAL` or `FULL`. `seen`:
+    `(Tq,)`, how many keys a query sees, the first ones.
     """
 
     s: np.ndarray
@@ -79,10 +80,16 @@ class ForwardTrace:
     alpha: np.ndarray
     o: np.ndarray
     state: np.ndarray
+    seen: np.ndarray
     block_q: int
     block_k: int
     kernel: str
     adapter: str
+
+    @property
+    def masked(self) -> np.ndarray:
+        """Boolean `(Tq, Tk)`: which keys a query does not see."""
+        return np.arange(self.s.shape[1]) >= self.seen[:, None]
 
     @property
     def out(self) -> np.ndarray:

@@ -60,4 +60,4 @@ def forward_trace(
     m[problem.keys_seen() == 0] = -np.inf  # the kernel's M_NONE is a finite number; told by its position it is -inf
     state = reference.states(problem, **blocks)[0, 0, :: planned.block_q]
     label = FORWARD_TRACE.name, str(device.adapter)
-    return ForwardTrace(s, m, l, alpha, got["o_steps"][0, 0], state, planned.block_q, planned.block_k, *label)
+    return ForwardTrace(s, m, l, alpha, got["o_steps"][0, 0], state, problem.keys_seen(), *blocks.values(), *label)

@@ -173,6 +173,9 @@ def test_auto_is_the_fastest_that_can():
     assert fa.plan(problem(), BROWSER).kernel.name == "fa2_forward_tiled"
     assert fa.plan(problem(), BROWSER, trace=True).kernel.name == "fa2_forward", "the one a reader can follow"
     assert fa.plan(problem(), replace(BROWSER, software=True)).kernel.name == "fa2_forward"
+    assert fa.plan(problem(Tq=16, Tk=1024), BROWSER).kernel.name == "fa2_decode"
+    assert fa.plan(problem(Tq=17, Tk=1024), BROWSER).kernel.name == "fa2_forward_tiled"
+    assert fa.plan(problem(Tq=1, Tk=1023), BROWSER).kernel.name == "fa2_forward_tiled"
     assert fa.plan(problem(Tk=5000, D=256), BROWSER, trace=True).kernel.name == "fa2_forward"
     cramped = replace(BROWSER, workgroup_bytes=8, software=True)  # no tile at all
     assert fa.plan(problem(), replace(cramped, software=False)).kernel.name == "naive"

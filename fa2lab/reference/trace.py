@@ -26,4 +26,4 @@ def trace_forward(problem: Problem, q, k, v, block_q: int, block_k: int, dtype: 
             steps[:, j] = o
     state = states(p, block_q, block_k)[0, 0, ::block_q]
     label = "reference.trace_forward", f"NumPy {np.dtype(dtype).name}"
-    return ForwardTrace(s, m, l, alpha, steps, state, block_q, block_k, *label)
+    return ForwardTrace(s, m, l, alpha, steps, state, p.keys_seen(), block_q, block_k, *label)
