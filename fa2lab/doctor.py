@@ -54,11 +54,13 @@ def _examine(adapter: Adapter) -> tuple[list[str], bool]:
         return [*lines, f"    attention       FAILS: {str(error).splitlines()[0]}"], False
     missing = [name for name, aliases in _WANTED.items() if not aliases & adapter.features]
     lines.append(f"    not offered     {', '.join(missing) or 'nothing'}")
+    checks = "on (this compiler keeps them)" if device.shader_checks else "off for the project's own kernels"
+    lines.append(f"    shader checks   {checks}")
     lines.append(f"    attention       {'correct' if found.ok else 'WRONG'}, error {found.rows[0].error:.1e}")
     return lines, found.ok
 
 
-# Optional features, by the names of wgpu and Dawn. No kernel needs one yet.
+# Optional features, by the names of wgpu and Dawn: faster reductions, float16 storage, the bench's clock.
 _WANTED = {"subgroups": {"subgroup", "subgroups"}, "shader-f16": {"shader-f16"}, "timestamp-query": {"timestamp-query"}}
 
 

@@ -26,7 +26,7 @@ from fa2lab import plot
 
 BOX = "#d1431a"  # the newest tile; its line is the thickest, so it is found without the colour
 MOST_NUMBERS = 64  # more numbers than this do not fit into the cells of a block
-MOST_TILES = 64  # a finer grid would cover what it divides
+MOST_TILES = 32  # a finer grid would cover what it divides
 # On the map, from light to dark: never walked, other workgroups', this walk's still to come, taken.
 SHADES = ("#ffffff", "#dfe3e8", "#9fc5d6", "#2f6f8f")
 EMPTY = "#eceff2"  # a cell that holds nothing: masked, or not there yet
@@ -96,7 +96,8 @@ class Numbers:
             shape.set_path(Path.make_compound_path(*outlines) if outlines else Path(np.zeros((0, 2))))
 
     def _outline(self, value: float, x: float, y: float) -> Path:
-        path = _outline(format(value, self.digits))
+        text = format(value, self.digits)
+        path = _outline(text if float(text) else text.lstrip("-"))
         return Path(path.vertices * self.scale * (1, -1) + (x, y), path.codes)
 
 
@@ -145,7 +146,7 @@ class Block:
         if bar:
             scale = ax.figure.colorbar(self.mesh, cax=ax.inset_axes((1.02, 0.0, 0.035, 1.0)))
             scale.set_ticks([low, 0.0, end] if symmetric else [0.0, end])
-            scale.set_ticklabels([f"{tick:.2g}" for tick in scale.get_ticks()])
+            scale.set_ticklabels([f"{tick:.3g}" for tick in scale.get_ticks()])
             scale.ax.tick_params(labelsize=7, length=2, pad=1)
 
     def show(self, matrix: np.ndarray | None, hidden: np.ndarray | None = None) -> None:

@@ -90,7 +90,7 @@ class ForwardPicture:
         self.l = Rows(l, n, walk.l, least=0.0)
         self.map = TileMap(where, walk.masked, walk.tiles, (walk.block_q, walk.block_k))
         end = largest(walk.running)
-        self.so_far = Block(so_far, (n, D), end=end, bar=False, columns="(alpha · O + P V, kept undivided)")
+        self.so_far = Block(so_far, (n, D), end=end, bar=False, columns="O becomes alpha · O + P V")
         self.final = Block(final, (n, D), end=end, columns="column of O")
         self.final.show(walk.final)
         self.distance = Distance(distance, walk.distance, unit="K tiles taken")
@@ -98,7 +98,7 @@ class ForwardPicture:
             label(ax.yaxis, walk.rows, "query")
         titles = {
             s: "1  S = scale · Q Kᵀ", m: "2  m, the maximum", alpha: "3  alpha", p: "4  P = exp(S - m)",
-            l: "5  l, the sum", so_far: "6  O so far = O / l", final: "O at the end",
+            l: "5  l, the sum", so_far: "6  O / l so far", final: "O at the end",
         }  # fmt: skip
         for ax, title in titles.items():
             ax.set_title(title, **TITLE)

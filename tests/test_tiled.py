@@ -1,4 +1,4 @@
-"""Register tiles: any lanes, rows, slices and D, both reductions, what is not finite, and each guarantee broken once."""
+"""Register tiles: any lanes, rows, slices and D, both reductions, what is not finite, each guarantee broken once."""
 
 from __future__ import annotations
 
@@ -155,6 +155,9 @@ def test_the_workgroup_bytes_are_those_of_the_declared_tiles(gpu):
     assert 16 * (row + col + weight) + 4 * scratch == planned.workgroup_bytes
 
 
+STEP = "key0 += BLOCK_K) {\n    score_tile(&s, start_q, start_kv, row0, key0, end, lane);\n\n"
+WALK = "    // Masks leave a prefix"  # the walk that sums, not the one that writes attn
+SEES = "s[r * COLS + c], column_of(c, x) < seen[r])"
 BROKEN = [
     ("O is rescaled", "o[(slice * ROWS + r) * VECS + h] *= alpha[r];", ""),
     ("l is rescaled", "l[r] *= alpha[r];", ""),
@@ -162,8 +165,7 @@ BROKEN = [
     ("l is added up over the lanes", "row_sum(&l, group, x);\n  for", "for"),
     ("the mask's corner", "seen[r] = max(min(keys_seen(row0 + r * GROUPS + group), end), key0) - key0;",
      "seen[r] = max(min(keys_seen(row0 + r * GROUPS + group) + 1u, end), key0) - key0;"),
-    ("the last tile is walked", "key0 < end; key0 += BLOCK_K) {\n    score_tile(&s, start_q, start_kv, row0, key0, end, "
-     "lane);\n\n", "key0 + BLOCK_K < end; key0 += BLOCK_K) {\n    score_tile(&s, start_q, start_kv, row0, key0, end, lane);\n\n"),
+    ("the last tile is walked", f"key0 < end; {STEP}{WALK}", f"key0 + BLOCK_K < end; {STEP}{WALK}"),
     ("every head is its own", "let bh = workgroup.y;", "let bh = workgroup.y % 2u;"),
     ("P is stored before it is used", "store_weights(&s, group, x);", ""),
     ("the scale is applied", " * params.scale;", ";"),
@@ -206,7 +208,7 @@ def test_a_part_that_does_not_see_is_kept_out_of_the_product(gpu):
 GRADIENTS = [
     ("fa2_dq_tiled", "delta is taken off", " - row_delta[r])", ")"),
     ("fa2_dq_tiled", "dQ is scaled", "[i] * params.scale)", "[i])"),
-    ("fa2_dq_tiled", "masked keys give nothing", "select(0.0, s[r * COLS + c], column_of(c, x) < seen[r])", "s[r * COLS + c]"),
+    ("fa2_dq_tiled", "masked keys give nothing", SEES, "s[r * COLS + c], true)"),
     ("fa2_dkv_tiled", "the first tile", "first_row(key0) / BLOCK_Q", "first_row(key0 + BLOCK_K) / BLOCK_Q"),
     ("fa2_dkv_tiled", "all heads of the group", "bh < first_bh + heads", "bh < first_bh + 1u"),
     ("fa2_dkv_tiled", "dS is stored before it is used", "store_weights(&ds, group, x);", ""),
@@ -219,10 +221,9 @@ def test_a_broken_gradient_is_red(gpu, file, guarantee, old, new):
     arrays = gradients.random(T=37, H=2, Hkv=1, D=8)
     go = partial(fa.attention_grad, *arrays, causal=True, device=gpu, block_q=16, block_k=16)
     gradients.check(go(kernel="fa2_tiled")[1], *arrays, causal=True)
+    broken = fa.backward_kernels()["fa2_tiled"].edited(old, new, file=file)
     with pytest.raises(fa.ParityError):
-        gradients.check(
-            go(kernel=fa.backward_kernels()["fa2_tiled"].edited(old, new, file=file))[1], *arrays, causal=True
-        )
+        gradients.check(go(kernel=broken)[1], *arrays, causal=True)
 
 
 @pytest.mark.parametrize("name", [NAME, "fa2_tiled"])

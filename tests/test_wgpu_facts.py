@@ -55,6 +55,18 @@ def is_naga(device: fa.Device) -> bool:
     return device.adapter.compiler == "naga"
 
 
+# Why kernels write `var x = T();` in loops.
+
+
+def test_a_variable_without_a_value_starts_at_zero_once(roomy_device):
+    """WGSL starts it at zero in every turn of the loop; naga and Tint, as of 0.32, at the function's begin only."""
+    body = "  for (var i = 0u; i < 3u; i++) {\n    var sum: f32;\n    sum += 1.0;\n    x[i] = sum;\n  }"
+    bare = run(roomy_device, shader(body), np.zeros(4, np.float32))
+    assert bare.tolist() == [1, 2, 3, 0]
+    said = run(roomy_device, shader(body.replace("var sum: f32;", "var sum = f32();")), np.zeros(4, np.float32))
+    assert said.tolist() == [1, 1, 1, 0]
+
+
 # Why the planner counts workgroup memory itself.
 
 
