@@ -81,7 +81,7 @@ FA2 = [
     breaks("delta is the row's sum", "fa2_delta", "select(sum, 0.0, ", "select(0.0, 0.0, "),
     breaks("delta is of every column", "fa2_delta", "d < HEAD_DIM", "d < HEAD_DIM / 2u"),
     breaks(
-        "delta is of O and dO", "fa2_delta", "dout[start + d] * out[start + d]", "dout[start + d] * dout[start + d]"
+        "delta is of O and dO", "fa2_delta", "f32(dout[start + d]) * f32(out[start + d])", "f32(dout[start + d])"
     ),
     breaks("delta: every head is its own", "fa2_delta", "let bh = id.y;", FIRST_HEAD),
     breaks("dQ: delta is subtracted", "fa2_dq", "(dp - row_delta)", "dp"),
@@ -300,7 +300,7 @@ def test_a_missing_barrier_is_red(roomy_device, monkeypatch, file, says):
 
 def test_every_barrier_has_its_breakage():
     passes = {stage for kernel in (*fa.backward_kernels().values(), BACKWARD_TRACE) for stage in kernel.passes}
-    files = {stage.file for stage in passes} - {"fa2_forward"}
+    files = {stage.file for stage in passes if not stage.rows_are} - {"fa2_forward"}  # test_tiled.py has the others
     found = {}
     for file in files:
         lines = fa.backward_kernels()["fa2"].text(file).splitlines()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fa2lab as fa
+from fa2lab import source
 from fa2lab.kernels import Kernel
 from fa2lab.launch import launch
 from fa2lab.limits import BROWSER
@@ -224,6 +225,60 @@ def test_a_broken_gradient_is_red(gpu, file, guarantee, old, new):
     broken = fa.backward_kernels()["fa2_tiled"].edited(old, new, file=file)
     with pytest.raises(fa.ParityError):
         gradients.check(go(kernel=broken)[1], *arrays, causal=True)
+
+
+BARRIERS = [
+    (name, file, i)
+    for name, file in ((NAME, NAME), ("fa2_tiled", "fa2_dq_tiled"), ("fa2_tiled", "fa2_dkv_tiled"))
+    for i in range(source.read(file).count("workgroupBarrier();"))
+]
+
+
+def without_barrier(text: str, i: int) -> str:
+    lines = text.splitlines(keepends=True)
+    del lines[[n for n, line in enumerate(lines) if "workgroupBarrier();" in line][i]]
+    return "".join(lines)
+
+
+def on_two_slices(kernel: Kernel, device: fa.Device, seed: int) -> dict[str, np.ndarray]:
+    """What a kernel gives for eight subgroups a workgroup on llvmpipe, D in two slices, several tiles."""
+    q, k, v, dout = gradients.random(T=70, H=2, D=16, seed=seed)
+    result = fa.attention(q, k, v, kernel="fa2_forward", device=device)
+    tables = fa.kernels() | fa.backward_kernels()
+    tiles = {
+        stage.file: Tile(*((32, 8) if stage.rows_are == "BLOCK_K" else (8, 32)), 1, 8, 2) for stage in kernel.passes
+    }
+    planned = plan(result.problem, device.limits, kernel, table=tables, tile=tiles)
+    inputs = dict(q=q, k=k, v=v, out=result.out, lse=result.lse, dout=dout)
+    return launch(planned, {name: inputs[name] for name in kernel.inputs}, device)[0]
+
+
+@pytest.mark.parametrize(("name", "file", "i"), BARRIERS, ids=[f"{file}-{i}" for _, file, i in BARRIERS])
+def test_a_missing_barrier_is_red(gpu, name, file, i):
+    """A software driver runs a workgroup a subgroup at a time, so a race shows. Other data runs before: see above."""
+    kernel = (fa.kernels() | fa.backward_kernels())[name]
+    broken = replace(kernel, edits=((file, without_barrier(kernel.text(file), i)),))
+    sound = on_two_slices(kernel, gpu, seed=0)
+    on_two_slices(kernel, gpu, seed=1)
+    found = on_two_slices(broken, gpu, seed=0)
+    worst = max(np.abs(found[name] - sound[name]).max() for name in sound)
+    assert not worst <= 1e-3, f"{worst} is what rounding may do"
+
+
+@pytest.mark.parametrize("i", [1, 2])
+def test_a_missing_barrier_of_the_reduction_is_red(gpu, monkeypatch, i):
+    """Not the first: a maximum that is read late is one of more lanes of the row, which does no harm. D is such
+    that lanes of a second subgroup write O, whose sums are those that go wrong."""
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, subgroup_size=0))
+    arrays = engines.random(T=70, H=1, D=48)
+    tile = Tile(4, 128, 1, 32)
+    check(run(tile, gpu, *arrays), *arrays)
+    run(tile, gpu, *engines.random(T=70, H=1, D=48, seed=1))
+    read = source.read
+    file = "shared/row_workgroup"
+    monkeypatch.setattr(source, "read", lambda n: without_barrier(read(n), i) if n == file else read(n))
+    with pytest.raises(fa.ParityError):
+        check(run(tile, gpu, *arrays), *arrays)
 
 
 @pytest.mark.parametrize("name", [NAME, "fa2_tiled"])
