@@ -146,7 +146,7 @@ class Block:
         if bar:
             scale = ax.figure.colorbar(self.mesh, cax=ax.inset_axes((1.02, 0.0, 0.035, 1.0)))
             scale.set_ticks([low, 0.0, end] if symmetric else [0.0, end])
-            scale.set_ticklabels([f"{tick:.3g}" for tick in scale.get_ticks()])
+            scale.set_ticklabels([_end(tick) for tick in scale.get_ticks()])
             scale.ax.tick_params(labelsize=7, length=2, pad=1)
 
     def show(self, matrix: np.ndarray | None, hidden: np.ndarray | None = None) -> None:
@@ -166,6 +166,11 @@ class Block:
             low, high = self.mesh.get_clim()
             place = (whole - low) / (high - low)
             self.numbers.show(whole, masked, np.abs(place - 0.5) > 0.33 if low else place < 0.6)
+
+
+def _end(x: float) -> str:
+    """A colour scale's end in little room."""
+    return format(x, ".2g" if abs(x) < 100 else ".0f" if abs(x) < 1e4 else ".0e")
 
 
 class Rows:

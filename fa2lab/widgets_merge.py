@@ -78,7 +78,7 @@ class Merges:
             )
             lines.append(
                 f"<tr><th>{name}</th><td>{_digits(narrow, 9)}</td><td>{_digits(wide, 13)}</td>"
-                f"<td>{node.apart(name):.1e}</td></tr>"
+                f"<td>{_digits(node.apart(name), 2)}</td></tr>"
             )
         keys = f"key {node.first}" if node.first == node.last else f"keys {node.first} to {node.last}"
         head = f"<tr><th>{keys}</th><th>float32</th><th>float64</th><th>apart, relative</th></tr>"
@@ -219,14 +219,14 @@ def merge_tree(**values) -> View:
     start |= {name: _text(start[name]) for name in ("cuts", "by_hand")}
     field = dict(continuous_update=False, **STYLE)
     controls = {
-        "row": choice("row of scores", "Scores and values that are split", list(SPLIT_ROWS), "six numbers"),
+        "row": choice("row", "Scores and values that are split", list(SPLIT_ROWS), "six numbers"),
         "cuts": ipywidgets.Text(description="cut before", tooltip="Keys before which the row is cut: 2, 4", **field),
         "order": choice("order", "In which order neighbours are merged", [*ORDERS, BY_HAND], "left to right"),
-        "seed": slider("random seed", "Which of the random orders", 0, 0, 99, live=True),
+        "seed": slider("seed", "Which of the random orders", 0, 0, 99, live=True),
         "by_hand": ipywidgets.Text(
             description="by hand", tooltip="The merges made by hand, each by the key at which two nodes met", **field
         ),
-        "done": slider("merges done", "How many merges have been made", 0, 0, MOST_SPLITS, live=True),
+        "done": slider("merges", "How many merges have been made", 0, 0, MOST_SPLITS, live=True),
     }
     parts = slider("even splits", "Cut the row into so many even splits", 1, 1, MOST_SPLITS, live=True)
     start_at(controls, start)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from engines import random
 
 import fa2lab as fa
-from fa2lab import reference, trace
+from fa2lab import reference, source, trace
 from fa2lab.kernels import FORWARD_TRACE
 from fa2lab.launch import launch
 from fa2lab.limits import BROWSER
@@ -218,3 +220,20 @@ def test_a_broken_kernel_is_red(gpu, monkeypatch, guarantee, old, new):
     monkeypatch.setattr(trace, "FORWARD_TRACE", FORWARD_TRACE.edited(old, new))
     with pytest.raises(AssertionError):
         checked()
+
+
+def test_the_kernel_s_file_is_what_the_table_says():
+    (stage,) = FORWARD_TRACE.passes
+    text = source.read(stage.file)
+    found = re.findall(r"@group\(0\) @binding\((\d+)\) var<(\w+)(?:, (\w+))?> (\w+)", text)
+    declared = [(int(number), name, access or space) for number, space, access, name in found]
+    assert declared == [(i, name, access) for i, (name, access) in enumerate(stage.bindings)]
+    assert "workgroupBarrier" not in text and "var<workgroup>" not in text, "so no barrier can be missing"
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_shader_checks_change_no_bit(gpu, checks):
+    device = fa.Device(gpu.adapter.name, shader_checks=checks)
+    one, two = (fa.forward_trace(*inputs(D=7), causal=True, device=d) for d in (gpu, device))
+    for name in FIELDS:
+        assert getattr(one, name).tobytes() == getattr(two, name).tobytes()

@@ -14,7 +14,7 @@ SOFTMAX, TILES, PROBE = "01_online_softmax", "02_tiles_and_traces", "probe"
 
 # A view of each notebook: its cell, a slider, what the picture's text says at a value of it, and the number of views.
 VIEWS = {
-    SOFTMAX: ('online_softmax(row="six numbers"', "blocks taken in", "after {} blocks", 2),
+    SOFTMAX: ('online_softmax(row="six numbers"', "blocks taken in", "after {} blocks", 3),
     TILES: ("widgets.tiles()", "row", "alpha of row {} over", 1),
 }
 COUNTING, BROWSER_LIMITS = "View({", 'limits="webgpu"'  # cells of the probe
