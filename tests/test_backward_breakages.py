@@ -80,9 +80,7 @@ def breaks(guarantee: str, file: str, old: str, new: str, arrays=None, options=N
 FA2 = [
     breaks("delta is the row's sum", "fa2_delta", "select(sum, 0.0, ", "select(0.0, 0.0, "),
     breaks("delta is of every column", "fa2_delta", "d < HEAD_DIM", "d < HEAD_DIM / 2u"),
-    breaks(
-        "delta is of O and dO", "fa2_delta", "f32(dout[start + d]) * f32(out[start + d])", "f32(dout[start + d])"
-    ),
+    breaks("delta is of O and dO", "fa2_delta", "f32(dout[start + d]) * f32(out[start + d])", "f32(dout[start + d])"),
     breaks("delta: every head is its own", "fa2_delta", "let bh = id.y;", FIRST_HEAD),
     breaks("dQ: delta is subtracted", "fa2_dq", "(dp - row_delta)", "dp"),
     breaks(
