@@ -65,6 +65,7 @@ def execute(notebook: NotebookNode, folder: Path) -> tuple[NotebookNode, list[st
     )
     # Left to itself, the kernel shows figures in the notebook.
     environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
+    environment["TQDM_DISABLE"] = "1"  # a progress bar on a slow machine is no part of the page
     with tempfile.TemporaryDirectory() as profile:  # a user's own start-up files and settings stay out
         try:
             client.execute(env=environment | {"IPYTHONDIR": profile})

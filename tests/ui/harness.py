@@ -137,6 +137,9 @@ class Notebook:
         self.page.wait_for_selector(
             f'body[data-jp-theme-name="{name}"][data-jp-theme-light="{str(light).lower()}"]', state="attached"
         )
+        # The page draws its own controls anew after that; another switch in the middle of it makes React stumble.
+        self.page.wait_for_load_state("networkidle")
+        self.page.evaluate("() => new Promise(drawn => requestIdleCallback(() => requestAnimationFrame(drawn)))")
 
     def count_pictures(self) -> int:
         """How many figures there are among the outputs, as stored in the notebook."""
