@@ -9,7 +9,7 @@ import numpy as np
 from fa2lab import reference
 from fa2lab.engine import NUMPY, check_host_memory, choose, limits_of, numpy_runs
 from fa2lab.gpu import Device
-from fa2lab.kernels import Kernel
+from fa2lab.kernel import Kernel
 from fa2lab.launch import launch
 from fa2lab.plan import check_storable, plan
 from fa2lab.planned import Plan, Storage

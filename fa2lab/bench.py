@@ -13,7 +13,8 @@ from fa2lab.cost import Direction, flops, least, traffic
 from fa2lab.data import make
 from fa2lab.errors import LimitError
 from fa2lab.gpu import Device
-from fa2lab.kernels import Kernel, backward_kernels, kernels
+from fa2lab.kernel import Kernel
+from fa2lab.kernels import backward_kernels, kernels
 from fa2lab.launch import Parts, parts, resident
 from fa2lab.plan import plan
 from fa2lab.planned import Plan

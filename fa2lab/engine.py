@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fa2lab.errors import KernelError, LimitError, NoAdapterError
 from fa2lab.gpu import Device
-from fa2lab.kernels import Kernel
+from fa2lab.kernel import Kernel
 from fa2lab.limits import BROWSER, Limits, physical_memory
 from fa2lab.problem import Problem
 

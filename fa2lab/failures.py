@@ -18,7 +18,8 @@ from fa2lab.attention import attention
 from fa2lab.engine import choose
 from fa2lab.errors import KernelError, LimitError
 from fa2lab.gpu import Device, Dispatch
-from fa2lab.kernels import Kernel, kernels
+from fa2lab.kernel import Kernel
+from fa2lab.kernels import kernels
 from fa2lab.parity import Comparison, compare
 from fa2lab.results import Trace
 

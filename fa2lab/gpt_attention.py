@@ -12,7 +12,7 @@ from fa2lab.attention import attention
 from fa2lab.backward import attention_backward
 from fa2lab.engine import NUMPY
 from fa2lab.gpu import Device
-from fa2lab.kernels import Kernel
+from fa2lab.kernel import Kernel
 from fa2lab.problem import pose
 
 

@@ -9,7 +9,8 @@ from itertools import product
 import numpy as np
 
 from fa2lab.errors import KernelError, LimitError
-from fa2lab.kernels import LANES, MAX_HEAD_DIM, Kernel, Pass, kernels, named
+from fa2lab.kernel import LANES, Kernel, Pass
+from fa2lab.kernels import MAX_HEAD_DIM, kernels, named
 from fa2lab.limits import Limits
 from fa2lab.planned import Chunk, Plan, Storage
 from fa2lab.problem import Problem

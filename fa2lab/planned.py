@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from fa2lab import source
-from fa2lab.kernels import LANES, Kernel, Pass
+from fa2lab.kernel import LANES, Kernel, Pass
 from fa2lab.limits import Limits
 from fa2lab.problem import Problem
 from fa2lab.tiles import Tile

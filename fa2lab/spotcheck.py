@@ -17,7 +17,7 @@ from fa2lab.backward import attention_backward, attention_grad
 from fa2lab.cost import Direction
 from fa2lab.errors import ParityError
 from fa2lab.gpu import Device
-from fa2lab.kernels import Kernel
+from fa2lab.kernel import Kernel
 from fa2lab.parity import Comparison
 from fa2lab.problem import Problem, pose
 from fa2lab.reference.arithmetic import largest

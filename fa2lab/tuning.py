@@ -13,7 +13,8 @@ import numpy as np
 from fa2lab.engine import default_device
 from fa2lab.errors import LimitError
 from fa2lab.gpu import Device
-from fa2lab.kernels import Kernel, Pass, backward_kernels, kernels
+from fa2lab.kernel import Kernel, Pass
+from fa2lab.kernels import backward_kernels, kernels
 from fa2lab.launch import resident
 from fa2lab.plan import plan
 from fa2lab.problem import Problem

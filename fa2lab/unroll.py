@@ -14,6 +14,7 @@ import ast
 import operator
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 _HEADER = re.compile(r"\s*for \(var (\w+) = ([^;]+); \1 < ([^;]+); \1(?:\+\+| \+= ([^)]+))\) \{ // unroll\s*")
 _CONSTANT = re.compile(r"^const (\w+)(?:: u32)? = ([^;]+);", re.MULTILINE)
@@ -48,7 +49,12 @@ def unroll(text: str, known: dict[str, int]) -> tuple[str, tuple[int, ...]]:
     `known` are the constants that bounds may name. A loop whose bounds are anything else, or that `break` or
     `continue` leaves, stays as it is.
     """
-    lines = _written_out(list(enumerate(text.splitlines(), 1)), known)
+    return _unrolled(text, tuple(known.items()))
+
+
+@lru_cache(maxsize=256)  # each call of a kernel links its text anew, and writing it out takes longer than many a kernel
+def _unrolled(text: str, known: tuple[tuple[str, int], ...]) -> tuple[str, tuple[int, ...]]:
+    lines = _written_out(list(enumerate(text.splitlines(), 1)), dict(known))
     return "".join(f"{line}\n" for _, line in lines), tuple(number for number, _ in lines)
 
 

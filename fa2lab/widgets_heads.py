@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from fa2lab import data, heads, plot_heads
 from fa2lab.attention import attention
 from fa2lab.gpu import Device
-from fa2lab.kernels import Kernel, kernels
+from fa2lab.kernel import Kernel
+from fa2lab.kernels import kernels
 from fa2lab.live import View
 from fa2lab.plot_heads import HeldHead
 from fa2lab.results import Result

@@ -18,7 +18,8 @@ from fa2lab.attention import attention
 from fa2lab.backward import attention_backward
 from fa2lab.error_maps import ULP_EDGES, by_row, tile_sizes, ulp_shares
 from fa2lab.gpu import Device
-from fa2lab.kernels import Kernel, kernels
+from fa2lab.kernel import Kernel
+from fa2lab.kernels import kernels
 from fa2lab.limits import BROWSER
 from fa2lab.live import View
 from fa2lab.parity import Comparison, Row, compare

@@ -13,7 +13,8 @@ from gradients import CAUSAL, TOP_LEFT, check
 
 import fa2lab as fa
 from fa2lab import launch
-from fa2lab.kernels import BACKWARD_TRACE, Kernel
+from fa2lab.kernel import Kernel
+from fa2lab.kernels import BACKWARD_TRACE
 
 NO_BARRIER = "workgroupBarrier(); // {}"
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fa2lab as fa
-from fa2lab.kernels import Kernel
+from fa2lab.kernel import Kernel
 from fa2lab.limits import BROWSER
 from fa2lab.planned import PARAMS_BYTES, UNUSED_BYTES
 from fa2lab.problem import Problem

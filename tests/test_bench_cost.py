@@ -13,7 +13,7 @@ import fa2lab as fa
 from fa2lab import cost
 from fa2lab.errors import KernelError
 from fa2lab.gpu import Dispatch
-from fa2lab.kernels import Kernel
+from fa2lab.kernel import Kernel
 from fa2lab.launch import resident
 from fa2lab.limits import BROWSER
 from fa2lab.plan import plan

@@ -11,7 +11,7 @@ import pytest
 
 import fa2lab as fa
 from fa2lab import launch, reference
-from fa2lab.kernels import Kernel
+from fa2lab.kernel import Kernel
 from fa2lab.reference import forward
 
 CAUSAL = {"causal": True}

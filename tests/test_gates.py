@@ -6,7 +6,7 @@ import pytest
 import fa2lab as fa
 from fa2lab import gates, gpt
 from fa2lab.gpt_attention import KernelAttention, NumpyAttention, original
-from fa2lab.kernels import Kernel
+from fa2lab.kernel import Kernel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 # Fewer steps than the command's 50, at a size that a software adapter runs in seconds.

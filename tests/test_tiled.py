@@ -12,7 +12,7 @@ import pytest
 
 import fa2lab as fa
 from fa2lab import source
-from fa2lab.kernels import Kernel
+from fa2lab.kernel import Kernel
 from fa2lab.launch import launch
 from fa2lab.limits import BROWSER
 from fa2lab.plan import plan
