@@ -29,8 +29,15 @@ class Picture(ipywidgets.Image):
         (self.add_class if stale else self.remove_class)(STALE)
 
 
+def paint(canvas: FigureCanvasAgg) -> bytes:
+    """The canvas's figure as PNG, packed loosely: of a redraw, packing it well would take half."""
+    png = io.BytesIO()
+    canvas.print_png(png, pil_kwargs={"compress_level": 1})
+    return png.getvalue()
+
+
 # One worker for all views: one kernel run in flight, and no two threads in matplotlib.
-_WORKER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fa2lab-view")
+WORKER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fa2lab-view")
 
 
 class View:
@@ -137,7 +144,7 @@ class View:
         while self._wanted:
             self._wanted, refreshes = False, self._refreshes
             try:
-                shown = await loop.run_in_executor(_WORKER, self._render, self.values)
+                shown = await loop.run_in_executor(WORKER, self._render, self.values)
             except Exception as error:
                 if not self._wanted and refreshes == self._refreshes:
                     self._show_error(error)
@@ -151,9 +158,7 @@ class View:
         with self._serial:
             result = self._compute(**values)
             text = self._draw(self._canvas.figure, result)
-            png = io.BytesIO()
-            self._canvas.print_png(png)
-            return png.getvalue(), text, self._words(result) if self._words else ""
+            return paint(self._canvas), text, self._words(result) if self._words else ""
 
     def _show(self, png: bytes, text: str, words: str) -> None:
         self.image.value = png

@@ -1,8 +1,7 @@
 """Pictures of the backward pass: arrays in, matplotlib Axes out. Computes nothing beyond what presentation needs.
 
-Every function draws afresh on the Axes or Figure it is handed, so calling it again updates a picture in place. What is
-walked, new or still to come differs in lightness and outline, curves differ in marker and dash: no picture needs
-colour vision.
+Every function draws afresh on the Axes or Figure it is handed, so calling it again updates a picture in place. Curves
+differ in marker and dash: no picture needs colour vision. A workgroup's walk, step by step, is in `plot_steps`.
 """
 
 from __future__ import annotations
@@ -12,45 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from fa2lab import plot
 from fa2lab.results import SKIPPED, Gradients
 
-# What a gradient's tiles add, the matrix they take it from, and the kernel that walks them.
-FORMULAS = {"dQ": "scale · dS K", "dK": "scale · dSᵀ Q", "dV": "Pᵀ dO"}
-SOURCES = {"dQ": "dS", "dK": "dS", "dV": "P"}
-KERNELS = {"dQ": "fa2_dq", "dK": "fa2_dkv", "dV": "fa2_dkv"}
-BOX = "#d1431a"  # the newest tile; its line is the thickest, so it is found without the colour
-
-
-@dataclass(frozen=True, eq=False)
-class TileWalk:
-    """One workgroup of a backward kernel and the n tiles that it takes, in their order.
-
-    `p`, `ds`, `masked`: `(Tq, Tk)` of one head. `rows`: what the workgroup owns, queries for dQ and keys for dK and dV.
-    """
-
-    gradient: str  # "dQ", "dK" or "dV"
-    rows: slice
-    tiles: Sequence[tuple[int, int]]  # (query tile, K tile), n of them
-    parts: np.ndarray  # (n, rows, D): what each tile adds
-    running: np.ndarray  # (n + 1, rows, D): the sum after each, zeros first
-    final: np.ndarray  # (rows, D): the gradient that the kernel wrote
-    p: np.ndarray
-    ds: np.ndarray
-    masked: np.ndarray
-    block_q: int
-    block_k: int
-    label: str  # who computed it
-
-    @property
-    def distance(self) -> np.ndarray:
-        """The largest distance of the running sum from the final gradient, after 0 … n tiles: `(n + 1,)`."""
-        return np.abs(self.running - self.final).max(axis=(1, 2))
+REFUSED = "#d1431a"
 
 
 def gradients(figure: Figure, got: Gradients, truth: Gradients, *, batch: int = 0, head: int = 0) -> str:
@@ -115,106 +82,9 @@ def _arrow(ax: Axes, *, taken: np.ndarray, at: float, block: int, end: int, down
     ax.plot(x[0], y[0], "o", color=plot.INK, markeredgecolor="white", markersize=6, zorder=6, gid="walk starts")
 
 
-def scrub(figure: Figure, walk: TileWalk, step: int) -> str:
-    """P, dS and one gradient after `step` tiles of a workgroup's walk. Returns the figure's alternative text.
-
-    Above: P and dS, pale where the walk has not been, and how far the running sum is from the gradient. Below: what the
-    newest tile adds, the running sum, and the gradient that the kernel wrote, all three on one scale.
-    """
-    p, ds, distance, adds, running, final = figure.axes or _scrub_axes(figure)
-    name, n = walk.gradient, len(walk.tiles)
-    grid = dict(tiles=(walk.block_q, walk.block_k), masked=walk.masked)
-    strip = walk.rows if name == "dQ" else (slice(None), walk.rows)
-    ends = (_largest(walk.p[strip]) or None, _largest(walk.ds[strip]) or None)
-    plot.heatmap(p, walk.p, title="P = exp(S - L), recomputed", largest=ends[0], **grid)
-    plot.heatmap(ds, walk.ds, title="dS = P ∘ (dP - delta)", symmetric=True, largest=ends[1], **grid)
-    for ax, source in ((p, "P"), (ds, "dS")):
-        _light(ax, walk, step, thick=source == SOURCES[name])
-    _distances(distance, walk, step)
-    owned = f"{'queries' if name == 'dQ' else 'keys'} {walk.rows.start} to {walk.rows.stop - 1}"
-    top = max(map(_largest, (walk.parts, walk.running, walk.final)))
-    newest = walk.parts[step - 1] if step else np.zeros_like(walk.final)
-    titles = (
-        f"tile {step} adds {FORMULAS[name]}" if step else "no tile yet",
-        f"sum of {step} of {n} tiles",
-        f"{name}, by the kernel",
-    )
-    for ax, matrix, title in zip((adds, running, final), (newest, walk.running[step], walk.final), titles, strict=True):
-        rows = "query" if name == "dQ" else "key"
-        plot.heatmap(ax, matrix, title=title, rows=rows, columns="column", symmetric=True, largest=top)
-        ax.set_aspect("auto")
-        if ax is not final:
-            ax.child_axes[0].remove()  # the three share a scale, and one colour bar says it
-        every = max(1, len(matrix) // 8)
-        ax.set_yticks(range(0, len(matrix), every), range(walk.rows.start, walk.rows.stop, every))
-    plot.footer(
-        figure,
-        "Box: the newest tile. Pale: where this workgroup has not been. P and dS: its own tiles set the colour scale.\n"
-        + walk.label,
-    )
-    return (
-        f"P and dS with {step} of {n} tiles walked by the workgroup of {KERNELS[name]} that owns {owned}; "
-        f"the running sum is {walk.distance[step]:.2g} from the final {name}."
-    )
-
-
 def _largest(x: np.ndarray) -> float:
     """The largest finite magnitude, which a colour scale can end with."""
     return float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
-
-
-def _scrub_axes(figure: Figure) -> list[Axes]:
-    """Fixed places: a picture that slides must not shift, and fitting the layout anew would double the time."""
-    figure.set_layout_engine("none")
-    above = figure.add_gridspec(1, 3, left=0.055, right=0.985, top=0.945, bottom=0.545, wspace=0.42)
-    below = figure.add_gridspec(1, 3, left=0.055, right=0.94, top=0.425, bottom=0.125, wspace=0.22)
-    return [figure.add_subplot(cell) for cell in (*above, *below)]
-
-
-def _light(ax: Axes, walk: TileWalk, step: int, *, thick: bool) -> None:
-    """Everything pale but the tiles walked so far; a box around the newest."""
-    n_q, n_k = walk.p.shape
-    walked = set(walk.tiles[:step])
-    boxes = {}
-    for i in range(-(-n_q // walk.block_q)):
-        for j in range(-(-n_k // walk.block_k)):
-            x, y = j * walk.block_k - 0.5, i * walk.block_q - 0.5
-            boxes[i, j] = x, y, min(walk.block_k, n_k - 0.5 - x), min(walk.block_q, n_q - 0.5 - y)
-    pale = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h)] for at, (x, y, w, h) in boxes.items() if at not in walked]
-    ax.add_collection(PolyCollection(pale, facecolor="white", alpha=0.62, edgecolor="none", gid="pale", zorder=3))
-    if step:
-        corners = np.array([boxes[at] for at in walk.tiles[:step]])
-        (x, y), (right, low) = corners[:, :2].min(0), (corners[:, :2] + corners[:, 2:]).max(0)
-        ax.add_patch(
-            Rectangle((x, y), right - x, low - y, fill=False, edgecolor=plot.INK, linewidth=1.2, gid="walked", zorder=4)
-        )
-        x, y, w, h = boxes[walk.tiles[step - 1]]
-        width = 3.0 if thick else 1.4
-        ax.add_patch(
-            Rectangle((x, y), w, h, fill=False, edgecolor=BOX, linewidth=width, gid="newest", zorder=5, clip_on=False)
-        )
-
-
-def _distances(ax: Axes, walk: TileWalk, step: int) -> None:
-    """The distance of the running sum from the final gradient after each tile; zero stands on the lowest line."""
-    ax.clear()
-    lowest = 1e-9
-    shown = np.maximum(walk.distance, lowest)
-    tile = np.arange(len(shown))
-    ax.plot(tile, shown, "-", color="#c3c7cc", linewidth=1.2)
-    ax.plot(tile[: step + 1], shown[: step + 1], "o-", color=plot.KERNEL, markersize=5, gid="walked")
-    ax.plot(step, shown[step], "D", color=plot.PLAIN, markeredgecolor=plot.INK, markersize=8, gid="now")
-    ax.set_yscale("log")
-    ax.set_ylim(lowest / 3, max(10.0, float(shown[np.isfinite(shown)].max(initial=1.0)) * 10))
-    ax.set_yticks([lowest, *(10.0**p for p in range(-8, 2, 2))], ["0", *(f"1e{p}" for p in range(-8, 2, 2))])
-    ax.yaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
-    ax.set_xlim(-0.4, max(len(shown) - 0.6, 0.6))
-    ax.set_title(f"distance of the sum from {walk.gradient}: {walk.distance[step]:.2g}", fontsize=10)
-    ax.set_xlabel("tiles taken")
-    ax.tick_params(labelsize=8)
-    ax.grid(axis="y", color="#e3e5e8", linewidth=0.7)
-    ax.set_axisbelow(True)
 
 
 def row_errors(ax: Axes, errors: Mapping[str, np.ndarray], *, title: str = "") -> Axes:
@@ -262,7 +132,7 @@ def growth(ax: Axes, paths: Sequence[Growth], *, limit: int, limit_name: str) ->
         if not fits.all():
             beyond = t >= t[fits].max(initial=t.min())
             ax.plot(t[beyond], total[beyond], ":", color=colour, linewidth=1.8)
-            ax.plot(t[~fits], total[~fits], "x", color=BOX, markersize=9, markeredgewidth=2.2, gid="refused")
+            ax.plot(t[~fits], total[~fits], "x", color=REFUSED, markersize=9, markeredgewidth=2.2, gid="refused")
             ax.plot(t, path.largest_buffer, "--", color=plot.CALM, linewidth=1.0, gid="largest buffer")
         at = list(path.measured)
         ax.plot(at, list(path.measured.values()), marker, color=face, markeredgecolor=plot.INK, markersize=7,
@@ -282,7 +152,7 @@ def growth(ax: Axes, paths: Sequence[Growth], *, limit: int, limit_name: str) ->
     if any(path.refused for path in paths):
         handles += [
             ax.plot([], [], "--", color=plot.CALM, linewidth=1.0, label="materialised: its largest buffer")[0],
-            ax.plot([], [], "x:", color=BOX, markeredgewidth=2.2, label="refused: P does not fit a binding")[0],
+            ax.plot([], [], "x:", color=REFUSED, markeredgewidth=2.2, label="refused: P does not fit a binding")[0],
         ]
     ax.legend(handles=handles, loc="lower right", fontsize=8, frameon=False)
     return ax

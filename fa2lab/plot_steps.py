@@ -14,9 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa2lab import plot
-from fa2lab.plot_backward import FORMULAS, KERNELS, SOURCES, TileWalk
 from fa2lab.plot_blocks import Block, Distance, Rows, TileMap, freeze, label, largest
 
+# What a gradient's tiles add, the matrix they take it from, and the kernel that walks them.
+FORMULAS = {"dQ": "scale · dS K", "dK": "scale · dSᵀ Q", "dV": "Pᵀ dO"}
+SOURCES = {"dQ": "dS", "dK": "dS", "dV": "P"}
+KERNELS = {"dQ": "fa2_dq", "dK": "fa2_dkv", "dV": "fa2_dkv"}
 TITLE = dict(fontsize=10, y=1.0)  # at a fixed height: working it out takes longer than drawing the title
 LEGEND = "Map: dark taken, middle still to come, pale other workgroups', white never walked, line: the mask's edge."
 
@@ -64,15 +67,41 @@ class QueryWalk:
         return np.where(self.masked[self.rows, self.keys(step)], 0.0, weights)
 
 
+@dataclass(frozen=True, eq=False)
+class TileWalk:
+    """One workgroup of a backward kernel and the n tiles that it takes, in their order.
+
+    `p`, `ds`, `masked`: `(Tq, Tk)` of one head. `rows`: what the workgroup owns, queries for dQ and keys for dK and dV.
+    """
+
+    gradient: str  # "dQ", "dK" or "dV"
+    rows: slice
+    tiles: Sequence[tuple[int, int]]  # (query tile, K tile), n of them
+    parts: np.ndarray  # (n, rows, D): what each tile adds
+    running: np.ndarray  # (n + 1, rows, D): the sum after each, zeros first
+    final: np.ndarray  # (rows, D): the gradient that the kernel wrote
+    p: np.ndarray
+    ds: np.ndarray
+    masked: np.ndarray
+    block_q: int
+    block_k: int
+    label: str  # who computed it
+
+    @property
+    def distance(self) -> np.ndarray:
+        """The largest distance of the running sum from the final gradient, after 0 … n tiles: `(n + 1,)`."""
+        return np.abs(self.running - self.final).max(axis=(1, 2))
+
+
 def _grids(figure: Figure, above: Sequence[float]) -> list[Axes]:
     """Emptied of what was there: a row of blocks with so many widths, a row with map, two blocks and distance."""
     figure.clear()
     figure.set_layout_engine("none")
     top = figure.add_gridspec(
-        1, len(above), left=0.05, right=0.955, top=0.935, bottom=0.575, width_ratios=above, wspace=0.26
+        1, len(above), left=0.056, right=0.955, top=0.935, bottom=0.575, width_ratios=above, wspace=0.26
     )
     widths = (2.1, 2.8, 2.8, 2.8)
-    low = figure.add_gridspec(1, 4, left=0.05, right=0.985, top=0.43, bottom=0.13, width_ratios=widths, wspace=0.26)
+    low = figure.add_gridspec(1, 4, left=0.056, right=0.985, top=0.43, bottom=0.13, width_ratios=widths, wspace=0.26)
     return [figure.add_subplot(cell) for cell in (*top, *low)]
 
 
@@ -161,7 +190,7 @@ class BackwardPicture:
         self.final.show(walk.final)
         self.distance = Distance(distance, walk.distance, unit="tiles taken")
         for ax in (p, ds):
-            ax.set_ylabel("query", fontsize=9, labelpad=1)
+            ax.set_ylabel("query", fontsize=9, labelpad=3)
             label(ax.yaxis if name == "dQ" else ax.xaxis, walk.rows, "query" if name == "dQ" else "key")
         for ax in (adds, so_far):
             label(ax.yaxis, walk.rows, "query" if name == "dQ" else "key")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ipywidgets
@@ -19,6 +19,11 @@ def slider(label: str, says: str, value: int, low: int, high: int, *, live: bool
     """A slider over whole numbers; `live`: the picture follows while it is dragged."""
     style = SLIDER_STYLE | {"continuous_update": live}
     return ipywidgets.IntSlider(value, min=low, max=high, description=label, tooltip=says, **style)
+
+
+def size_slider(label: str, says: str, sizes: Sequence[int]) -> ipywidgets.SelectionSlider:
+    """A slider over a few sizes, at the last of them."""
+    return ipywidgets.SelectionSlider(options=sizes, value=sizes[-1], description=label, tooltip=says, **STYLE)
 
 
 def choice(label: str, says: str, options: list, value: Any) -> ipywidgets.Dropdown:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import ipywidgets
 
-from fa2lab.live import _WORKER
+from fa2lab.live import WORKER
 from fa2lab.parity_report import write
 
 MEDIA = {"json": "application/json", "png": "image/png", "svg": "image/svg+xml"}
@@ -76,7 +76,7 @@ class Export:
         """What a button does."""
         try:
             # By the views' one worker: no two threads in matplotlib, and no other kernel run in flight.
-            content = _WORKER.submit(self._make[kind]).result()
+            content = WORKER.submit(self._make[kind]).result()
         except Exception as error:
             sentence = html.escape(f"{error}" or type(error).__name__)
             self.said.value = f'<span role="alert" style="{BAD}"><b>Not saved:</b> {sentence}</span>'

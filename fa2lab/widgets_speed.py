@@ -16,7 +16,7 @@ from fa2lab.kernels import kernels
 from fa2lab.live import View
 from fa2lab.plan import plan
 from fa2lab.problem import Problem
-from fa2lab.widgets_controls import choice, slider, tick, view
+from fa2lab.widgets_controls import choice, size_slider, slider, tick, view
 
 TILE_SIZE = (10.4, 4.4)  # inches
 BLOCKS = {"fa2_forward": (4, 8, 16), "fa2_forward_tiled": (16, 32, 64)}
@@ -80,14 +80,17 @@ def tile_speed(
 ) -> TileSpeed:
     """Time a kernel at nine tile sizes, each proved right before, and look at one: by default the largest.
 
-    kernel: a name of `BLOCKS`, whose sizes block_q and block_k are taken from; the nearest where it is none of them.
-    Raises `NoAdapterError` where NumPy would compute, as there is nothing to time.
+    kernel: a name of `BLOCKS`, which has the sizes that block_q and block_k can be.
+    Raises `ValueError` for another size, and `NoAdapterError` where NumPy would compute, as there is nothing to time.
     """
     found = choose(device)
     if found is None:
         raise NoAdapterError("Tile sizes are timed on an adapter, hardware or software; NumPy walks none.")
     blocks = BLOCKS[kernel]
-    tile = tuple(min(blocks, key=lambda n: abs(n - (wish or blocks[-1]))) for wish in (block_q, block_k))
+    tile = tuple(blocks[-1] if size is None else size for size in (block_q, block_k))
+    if not set(tile) <= set(blocks):
+        sizes = ", ".join(map(str, blocks))
+        raise ValueError(f"{kernel} is timed with blocks of {sizes}; got a tile of {tile[0]}×{tile[1]}.")
     # Which tile is looked at runs nothing again: all nine are measured at once.
     rows, workgroup, naive = _grid(T, H, D, kernel, causal, found)
     return TileSpeed(kernel, blocks, rows, tile, naive, workgroup, found.limits.workgroup_bytes)
@@ -118,8 +121,16 @@ def tiles(*, device: Device | str | None = None, **values) -> View:
         "H": slider("H heads", "Number of heads", 2, 1, 8),
         "D": slider("D head size", "Numbers in one head's vectors", 32, 4, 128),
         "kernel": choice("kernel", "WGSL kernel whose tiles are tried", names, names[0]),
-        "block_q": slider("Br queries", "Query rows of the tile that is looked at", 16, 4, 64, live=True),
-        "block_k": slider("Bc keys", "Keys of the tile that is looked at", 16, 4, 64, live=True),
+        "block_q": size_slider("Br queries", "Query rows of the tile that is looked at", BLOCKS[names[0]]),
+        "block_k": size_slider("Bc keys", "Keys of the tile that is looked at", BLOCKS[names[0]]),
         "causal": tick("causal mask", "Each query sees itself and the keys before it", True),
     }
+
+    def fit(change) -> None:
+        """Another kernel, other sizes to choose from; it starts at the largest."""
+        for name in ("block_q", "block_k"):
+            controls[name].options = BLOCKS[change["new"]]
+            controls[name].value = BLOCKS[change["new"]][-1]
+
+    controls["kernel"].observe(fit, names="value")  # before the View listens: it never sees a size that is none
     return view(controls, lambda **moved: tile_speed(**moved, device=device), TILE_SIZE, values, words_height="48px")

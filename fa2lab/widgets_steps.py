@@ -16,12 +16,10 @@ from fa2lab import data, plot, reference
 from fa2lab.backward import attention_grad, backward_trace
 from fa2lab.gpu import Device
 from fa2lab.live import View
-from fa2lab.plot_backward import FORMULAS, KERNELS, TileWalk
-from fa2lab.plot_steps import BackwardPicture, ForwardPicture, QueryWalk
+from fa2lab.plot_steps import FORMULAS, KERNELS, BackwardPicture, ForwardPicture, QueryWalk, TileWalk
 from fa2lab.problem import Problem
 from fa2lab.results import SKIPPED, BackwardTrace, ForwardTrace, Gradients
 from fa2lab.trace import forward_trace
-from fa2lab.widgets_backward import walk_of
 from fa2lab.widgets_controls import choice, slider, start_at, tick, tile_option
 
 STEPS_SIZE = (10.8, 6.2)  # inches
@@ -117,7 +115,7 @@ def _walk(fills, workgroup, batch, head, T, tile, pattern, causal, device) -> Qu
     run = batch, head, T, tile, pattern, causal, device
     if fills == "O":
         return query_walk(_forward(*run), workgroup)
-    return walk_of(*_backward(*run), fills, workgroup, head, batch)
+    return tile_walk(*_backward(*run), fills, workgroup, head, batch)
 
 
 @lru_cache(maxsize=1)
@@ -156,6 +154,35 @@ def query_walk(trace: ForwardTrace, workgroup: int) -> QueryWalk:
         alpha=trace.alpha[rows][:, taken].T,
         running=over_steps(trace.out, 0.0),
         masked=trace.masked,
+        block_q=trace.block_q,
+        block_k=trace.block_k,
+        label=trace.label,
+    )
+
+
+def tile_walk(
+    trace: BackwardTrace, gradients: Gradients, gradient: str, workgroup: int, head: int = 0, batch: int = 0
+) -> TileWalk:
+    """What one workgroup of a traced run walks, and its running sums, beside the gradient that the kernel wrote.
+
+    trace: of `batch` and `head`; gradients: of the same run, as many KV heads as heads.
+    """
+    along_keys = gradient == "dQ"
+    states = trace.state[workgroup] if along_keys else trace.state[:, workgroup]
+    taken = np.flatnonzero(states != SKIPPED)
+    block, n = (trace.block_q, len(trace.p)) if along_keys else (trace.block_k, trace.p.shape[1])
+    rows = slice(workgroup * block, min((workgroup + 1) * block, n))
+    parts = getattr(trace, f"{gradient.lower()}_parts")[taken, rows]
+    return TileWalk(
+        gradient=gradient,
+        rows=rows,
+        tiles=[(workgroup, int(t)) if along_keys else (int(t), workgroup) for t in taken],
+        parts=parts,
+        running=np.concatenate([np.zeros_like(parts[:1], shape=(1, *parts.shape[1:])), np.cumsum(parts, axis=0)]),
+        final=getattr(gradients, gradient.lower())[batch, rows, head],
+        p=trace.p,
+        ds=trace.ds,
+        masked=~gradients.problem.mask(),
         block_q=trace.block_q,
         block_k=trace.block_k,
         label=trace.label,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import time
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from fa2lab import plot, plot_training
 from fa2lab.attention import attention
 from fa2lab.gpt import GPT
 from fa2lab.gpu import Device
-from fa2lab.live import Picture, View
+from fa2lab.live import Picture, View, paint
 from fa2lab.trained import trained_model
 
 SIZE = (10.8, 7.2)  # inches, of the gallery
@@ -64,9 +63,7 @@ class LiveLoss:
     def _paint(self) -> None:
         curve = {self._name: np.array(self.losses)} if self.losses else {}
         plot_training.losses(self._ax, curve, steps=self._steps, title=f"{self._name}, step {len(self.losses)}")
-        png = io.BytesIO()
-        self._canvas.print_png(png)
-        self.image.value = png.getvalue()
+        self.image.value = paint(self._canvas)
         said = f"{self.losses[-1]:.3f} nats after" if self.losses else "none yet of"
         self.image.tooltip = f"Loss curve: {said} {len(self.losses) or self._steps} steps."
         self._painted = time.monotonic()

@@ -1,13 +1,20 @@
 """The notebooks: executed as `./lab notebooks` does, scanned for errors wherever they hide, and their form checked."""
 
 import ast
+import base64
 import importlib.util
+import io
 import re
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from nbformat.v4 import new_code_cell, new_notebook, new_output
+from PIL import Image
+
+from fa2lab import plot
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -134,6 +141,45 @@ def test_a_build_is_the_same_twice_and_keeps_no_widget(tmp_path):
     assert notebook.cells[0].outputs == []
     assert any("image/png" in output.get("data", ()) for output in notebook.cells[1].outputs)
     assert {kind for output in build.outputs(notebook) for kind in output.data} == {"image/png", "text/plain"}
+
+
+def packed(pixels: np.ndarray) -> tuple[Image.Image, float]:
+    """A picture as it is after packing, and which share of its bytes is left."""
+    loose = io.BytesIO()
+    Image.fromarray(pixels).save(loose, "png")
+    data = {"image/png": base64.b64encode(loose.getvalue()).decode(), "text/plain": "a figure"}
+    cell = new_code_cell("x", outputs=[new_output("display_data", data)])
+    (output,) = build.outputs(build.pack(new_notebook(cells=[cell])))
+    assert output.data["text/plain"] == "a figure"
+    png = base64.b64decode(output.data["image/png"])
+    return Image.open(io.BytesIO(png)), len(png) / len(loose.getvalue())
+
+
+def test_a_packed_figure_looks_the_same_in_half_the_bytes():
+    figure = plot.figure(6, 3)
+    axes = figure.subplots(1, 3)
+    for ax, cmap in zip(axes, ("viridis", "cividis", "RdBu_r"), strict=True):
+        ax.imshow(np.random.default_rng(0).standard_normal((40, 40)), cmap=cmap)
+        ax.set_title(f"all of {cmap}")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    pixels = np.array(canvas.buffer_rgba())
+    picture, left = packed(pixels)
+    assert picture.mode == "P" and left < 0.5
+    shift = np.abs(np.array(picture.convert("RGBA")).astype(int) - pixels)
+    assert shift.max() <= build.MAX_SHIFT
+    assert picture.convert("RGB").getpixel((0, 0)) == (255, 255, 255), "the page's white stays white"
+
+
+@pytest.mark.parametrize(("alpha", "mode"), [(255, "RGB"), (200, "RGBA")])
+def test_a_picture_of_too_many_colours_keeps_every_pixel(alpha, mode):
+    """Also a see-through one."""
+    noise = np.random.default_rng(0).integers(0, 255, (90, 90, 4), np.uint8)
+    noise[..., 3] = 255
+    noise[3, 4, 3] = alpha
+    picture, _ = packed(noise)
+    assert picture.mode == mode
+    np.testing.assert_array_equal(picture.convert("RGBA"), noise)
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def test_tiles_are_timed_at_once_and_looking_runs_nothing(llvmpipe, monkeypatch)
     assert set(first.rows) == {(4, 4), (4, 8), (8, 4), (8, 8)} and first.tile == (4, 8)
     assert all(row.tiles == (f"{q}x{k}",) for (q, k), row in first.rows.items())
     monkeypatch.setattr(bench, "measure", lambda *_, **__: pytest.fail("a kernel ran"))
-    other = widgets_speed.tile_speed(**SMALL, block_q=7, device=llvmpipe)
+    other = widgets_speed.tile_speed(**SMALL, block_q=8, device=llvmpipe)
     assert other.tile == (8, 8) and other.rows is first.rows
     figure = plot.figure(*widgets_speed.TILE_SIZE)
     for shown in (first, other):  # the second draws over the first
@@ -56,6 +56,22 @@ def test_the_view_follows_its_controls(llvmpipe):
     view.set(block_q=4)
     assert "A tile of 4×8 takes" in view.status.value and view.image.tooltip.startswith("Time of fa2_forward")
     view.close()
+
+
+@pytest.mark.gpu
+def test_another_kernel_has_other_tiles(llvmpipe, monkeypatch):
+    monkeypatch.setattr(widgets_speed, "BLOCKS", {"fa2_forward": (4, 8), "fa2_forward_tiled": (16,)})
+    view = widgets_speed.tiles(device=llvmpipe, **SMALL, block_q=4)
+    view.set(kernel="fa2_forward_tiled")
+    assert "A tile of 16×16 takes" in view.status.value and view.controls["block_q"].options == (16,)
+    view.controls["kernel"].value = "fa2_forward"  # as a browser moves it: an error would stand in the view
+    assert "A tile of 8×8 takes" in view.status.value and view.values["block_q"] == 8
+
+
+@pytest.mark.gpu
+def test_a_size_that_is_not_timed_is_refused(llvmpipe):
+    with pytest.raises(ValueError, match="fa2_forward is timed with blocks of 4, 8; got a tile of 7×8"):
+        widgets_speed.tile_speed(**SMALL, block_q=7, device=llvmpipe)
 
 
 def test_numpy_has_no_tiles_to_time():

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import inspect
 import threading
+from dataclasses import replace
 
 import ipywidgets
 import matplotlib.pyplot as plt
@@ -95,12 +96,39 @@ def test_the_steps_fulfil_the_recurrence():
         np.testing.assert_allclose(walk.running[t], (o / walk.l[t]).T, atol=1e-5)
 
 
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("fills", ["dQ", "dK", "dV"])
-def test_a_backward_walk_fills_the_gradient_in(seat, fills):
-    walk = widgets.steps(**(SMALL | dict(fills=fills, step=0, device=seat))).walk
-    assert walk.gradient == fills and not walk.running[0].any()
-    top = np.abs(walk.final).max()
-    assert walk.distance[0] == pytest.approx(top) and walk.distance[-1] < 1e-5 * top
+def test_a_backward_walk_ends_at_the_kernels_gradient(seat, fills, causal):
+    trace, gradients = widgets_steps._backward(1, 1, 20, (8, 4), "random", causal, seat)
+    rows = []
+    for workgroup in range(trace.state.shape[fills != "dQ"]):
+        walk = widgets_steps.tile_walk(trace, gradients, fills, workgroup, head=1, batch=1)
+        assert len(walk.parts) == len(walk.tiles) == len(walk.running) - 1 == len(walk.distance) - 1
+        top = np.abs(walk.final).max()
+        assert not walk.running[0].any() and walk.distance[0] == top and walk.distance[-1] < 1e-5 * top
+        np.testing.assert_array_equal(walk.final, getattr(gradients, fills.lower())[1, walk.rows, 1])
+        rows += range(walk.rows.start, walk.rows.stop)
+    assert rows == list(range(20)), "each row of a gradient is owned once"
+
+
+def test_a_walk_takes_the_tiles_that_the_mask_leaves():
+    """Worked by hand: 20 positions, 8 × 4 tiles, so 3 query tiles and 5 K tiles."""
+
+    def taken(fills, workgroup, **values):
+        return small(fills=fills, workgroup=workgroup, step=0, **values).walk.tiles
+
+    assert taken("dQ", 0) == [(0, 0), (0, 1)]
+    assert taken("dQ", 2) == [(2, j) for j in range(5)]
+    assert taken("dV", 0) == [(0, 0), (1, 0), (2, 0)]
+    assert taken("dK", 3) == [(1, 3), (2, 3)]
+    assert len(taken("dQ", 0, causal=False)) == 5
+
+
+def test_a_part_that_is_left_out_shows():
+    """The distance is a sum's: without one tile it does not come down."""
+    walk = small(fills="dQ", workgroup=2, step=0).walk
+    short = replace(walk, running=walk.running - walk.parts[0])
+    assert walk.distance[-1] < 1e-5 < 1e-3 < short.distance[-1]
 
 
 def test_batches_and_heads_differ():

@@ -120,6 +120,13 @@ class Notebook:
             raise LookupError(f"{source!r} stands in the code cells {found} of {self.name}, not in one")
         return found[0]
 
+    def cells_with_views(self) -> list[int]:
+        """The numbers, from 0, of the cells whose output is a widget that holds a picture, once each is on the page."""
+        return self.page.evaluate(
+            """() => [...window.jupyterapp.shell.currentWidget.content.widgets.entries()]
+                .filter(([, cell]) => cell.node.querySelector('img.widget-image')).map(([i]) => i)"""
+        )
+
     def cell(self, number: int) -> Locator:
         """A cell by its number, from 0, scrolled to."""
         self.page.evaluate("n => window.jupyterapp.shell.currentWidget.content.scrollToItem(n)", number)

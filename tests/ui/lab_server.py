@@ -28,8 +28,12 @@ SETTINGS = {
 
 def copy_notebooks(root: Path) -> None:
     """Copy the notebooks of the checkout, so that running and saving them changes nothing there."""
-    for path in Path(CHECKOUT, "notebooks").glob("*.ipynb"):
-        shutil.copy(path, root)
+    notebooks = CHECKOUT / "notebooks"
+    for path in notebooks.rglob("*.ipynb"):
+        if not any(part.startswith(".") for part in path.relative_to(notebooks).parts):  # checkpoints
+            copy = root / path.relative_to(notebooks)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copy(path, copy)
 
 
 @contextmanager
@@ -44,7 +48,7 @@ def server(root: Path) -> Iterator[str]:
             path = Path(home, "settings", name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        port = _free_port()
+        port = free_port()
         log = Path(home, "log")
         with log.open("wb") as out:
             streams = dict(stdin=subprocess.DEVNULL, stdout=out, stderr=out)
@@ -62,7 +66,8 @@ def server(root: Path) -> Iterator[str]:
                 process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import harness
-import lab_server
-import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_markdown_cell
 from view import View
 
 pytestmark = [pytest.mark.ui, pytest.mark.slow]
@@ -22,30 +18,13 @@ CELLS = [
     new_code_cell("fa.widgets.merge_tree(cuts=(1, 2, 4), done=0)"),
     new_markdown_cell("Below the second view."),
 ]
-KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}  # else the page asks
-READABLE = 4.5  # the contrast that WCAG 2 asks of text
-REQUIRED = os.environ.get("FA2LAB_REQUIRE_GPU") == "1" or os.environ.get("CI") == "true"
 
 
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory) -> Iterator[harness.Notebook]:
-    """A notebook with the two views, run once for all tests."""
-    if harness.chromium() is None:
-        (pytest.fail if REQUIRED else pytest.skip)("no chromium on the PATH")
-    folder = tmp_path_factory.mktemp("steps")
-    nbformat.write(new_notebook(cells=CELLS, metadata=KERNEL), Path(folder, "steps.ipynb"))
-    with lab_server.server(folder) as address, harness.browser() as browser:
-        opened = harness.Notebook(browser, address, "steps")
-        opened.run_all()
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(autouse=True)
-def no_faults(notebook):
-    """Nothing that is done to a view may leave an error on the page."""
-    yield
-    assert notebook.faults() == []
+@pytest.fixture
+def notebook(run) -> Iterator[harness.Notebook]:
+    """A notebook with the two views, run once for all tests; nothing that they do may leave a fault on it."""
+    yield run("steps", CELLS)
+    assert run("steps").faults() == []
 
 
 @pytest.fixture
@@ -59,10 +38,6 @@ def steps(notebook) -> View:
         view.page.keyboard.press("ArrowRight")
     view.wait_for_text("after K tile 2 of 5")
     return view
-
-
-def press(view: View, name: str) -> None:
-    view.whole.get_by_role("button", name=name, exact=True).click()
 
 
 def test_the_arrow_keys_step(steps):
@@ -132,16 +107,15 @@ def test_from_forward_to_backward_and_back(steps):
 def test_merging_by_hand(notebook):
     view = notebook.view(MERGE)
     height = view.height()
-    press(view, "2")
+    view.press("2")
     view.wait_for_text("after 1 of 3 merges; the newest holds keys 1 to 3")
     assert view.whole.get_by_role("button", name="2", exact=True).is_disabled()
-    view.whole.get_by_role("button", name="4", exact=True).focus()
-    view.page.keyboard.press("Enter")
+    view.press("4", by_keyboard=True)
     view.wait_for_text("the newest holds keys 1 to 5")
-    press(view, "1")
+    view.press("1")
     view.wait_for_text("after 3 of 3 merges; the newest holds keys 0 to 5")
     view.wait_for_words("All merged, float32")
-    press(view, "take back")
+    view.press("take back")
     view.wait_for_text("after 2 of 3 merges")
     assert view.height() == height
 
@@ -158,36 +132,3 @@ def test_a_field_says_where_to_cut_and_what_is_wrong(notebook):
     view.wait_for_text("in 4 splits")
     view.whole.get_by_role("button", name="5", exact=True).wait_for()
     assert not view.is_stale and view.height() == height
-
-
-@pytest.mark.parametrize("source", [STEPS, MERGE])
-def test_both_themes_are_readable(notebook, source):
-    view = notebook.view(source)
-    picture = view.picture()
-    assert {text: c for text, c in contrasts(view).items() if c < READABLE} == {}
-    notebook.set_theme("JupyterLab Dark", light=False)
-    try:
-        assert {text: c for text, c in contrasts(view).items() if c < READABLE} == {}
-        assert view.picture() == picture, "white, and not shining through"
-    finally:
-        notebook.set_theme("JupyterLab Light", light=True)
-
-
-def contrasts(view: View) -> dict[str, float]:
-    """Of all text but that of disabled buttons, of which none is asked."""
-    off = {button.inner_text() for button in view.whole.locator("button:disabled").all()}
-    return {text: contrast for text, contrast in view.contrasts().items() if text not in off}
-
-
-@pytest.mark.parametrize("source", [STEPS, MERGE])
-def test_every_control_has_a_label(notebook, source):
-    view = notebook.view(source)
-    for slider in view.whole.get_by_role("slider").all():
-        words = slider.locator("xpath=ancestor::*[contains(@class, 'widget-slider')]").locator("label")
-        assert words.inner_text().strip() and words.get_attribute("title") not in (None, "", "null")
-    for role in ("combobox", "checkbox", "textbox"):
-        for control in view.whole.get_by_role(role).all():
-            if control.get_attribute("contenteditable"):  # the number beside a slider
-                continue
-            assert control.evaluate("control => [...control.labels].map(label => label.innerText).join('').trim()")
-    assert len(view.text) > 40

@@ -5,113 +5,63 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import harness
 import lab_server
 import pytest
-from playwright.sync_api import Browser
 from playwright.sync_api import Error as PlaywrightError
-from view import View
 
 pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.gpu]
 
-PAGE = "workbench"
-SOURCE = lab_server.CHECKOUT / "notebooks" / "page" / f"{PAGE}.ipynb"
+PAGE = "page/workbench"
+SOURCE = lab_server.CHECKOUT / "notebooks" / f"{PAGE}.ipynb"
 BENCH, GALLERY, FAILURES = "widgets.parity()", "widgets.head_gallery()", "widgets.known_failures()"
-READABLE = 4.5  # the contrast that WCAG 2 asks of text
-REQUIRED = os.environ.get("FA2LAB_REQUIRE_GPU") == "1" or os.environ.get("CI") == "true"
 
 
-@dataclass(frozen=True)
-class Opened:
-    """The page's notebook in JupyterLab, run once for all tests, and the folder that it runs in."""
-
-    notebook: harness.Notebook
-    folder: Path
-
-    def view(self, source: str) -> View:
-        return self.notebook.view(source)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if harness.chromium() is None:
-        (pytest.fail if REQUIRED else pytest.skip)("no chromium on the PATH")
-    with harness.browser() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def opened(browser, tmp_path_factory) -> Iterator[Opened]:
-    folder = tmp_path_factory.mktemp("page")
-    shutil.copy(SOURCE, folder)
-    with lab_server.server(folder) as address:
-        notebook = harness.Notebook(browser, address, PAGE)
-        notebook.run_all()
-        yield Opened(notebook, folder)
-        notebook.close()
-
-
-@pytest.fixture(autouse=True)
-def no_faults(request):
-    """Nothing that is done to a view may leave an error on the page."""
-    yield
-    if "opened" in request.fixturenames:
-        assert request.getfixturevalue("opened").notebook.faults() == []
-
-
-def press(view: View, name: str) -> None:
-    """Press a button of a view with the pointer."""
-    view.whole.get_by_role("button", name=name, exact=True).click()
-
-
-def press_by_keyboard(view: View, name: str) -> None:
-    button = view.whole.get_by_role("button", name=name, exact=True)
-    button.focus()
-    view.page.keyboard.press("Enter")
+@pytest.fixture
+def notebook(run) -> Iterator[harness.Notebook]:
+    """The page's notebook in JupyterLab, run once for all tests; nothing that they do may leave a fault on it."""
+    yield run(PAGE)
+    assert run(PAGE).faults() == []
 
 
 # In JupyterLab
 
 
-def test_each_view_has_its_picture_and_its_text_is_readable_in_both_themes(opened):
-    views = [opened.view(source) for source in (BENCH, GALLERY, FAILURES)]
+def test_every_view_is_readable_in_both_themes_and_labelled(notebook):
+    views = [notebook.view(source) for source in (BENCH, GALLERY, FAILURES)]
     pictures = [view.picture() for view in views]
     for view in views:
         assert len(view.text) > 40
-        assert min(view.contrasts().values()) >= READABLE
-    opened.notebook.set_theme("JupyterLab Dark", light=False)
+        assert view.unreadable() == {} and view.unlabelled() == []
+    notebook.set_theme("JupyterLab Dark", light=False)
     try:
-        for view, picture in zip(views, pictures, strict=True):
-            assert {text: c for text, c in view.contrasts().items() if c < READABLE} == {}
-            assert view.picture() == picture, "white, and not shining through"
+        assert [view.unreadable() for view in views] == [{}] * 3
+        assert [view.picture() for view in views] == pictures, "white, and not shining through"
     finally:
-        opened.notebook.set_theme("JupyterLab Light", light=True)
+        notebook.set_theme("JupyterLab Light", light=True)
 
 
-def test_pressing_a_thumbnail_holds_its_head(opened):
-    view = opened.view(GALLERY)
+def test_pressing_a_thumbnail_holds_its_head(notebook):
+    view = notebook.view(GALLERY)
     height, picture = view.height(), view.picture()
     buttons = [view.whole.get_by_role("button", name=f"head {h}", exact=True) for h in range(6)]
     worn = {button.evaluate("button => getComputedStyle(button).backgroundImage") for button in buttons}
     assert len(worn) == 6 and all(address.startswith('url("data:image/png') for address in worn)
-    press(view, "head 4")
+    view.press("head 4")
     view.wait_for_text("Head 4:")
     assert view.picture() != picture and view.height() == height
-    press_by_keyboard(view, "head 1")
+    view.press("head 1", by_keyboard=True)
     view.wait_for_text("Head 1:")
     active = view.whole.locator("button.mod-active").all_inner_texts()
     assert [text.strip() for text in active] == ["head 1"]
 
 
-def test_the_value_at_a_place_is_told_by_keyboard_alone(opened):
-    view = opened.view(GALLERY)
+def test_the_value_at_a_place_is_told_by_keyboard_alone(notebook):
+    view = notebook.view(GALLERY)
     height, before = view.height(), view.number_at("query")
     assert view.tab_to("query") == view.focusable_before("query")
     view.page.keyboard.press("ArrowLeft")
@@ -123,8 +73,8 @@ def test_the_value_at_a_place_is_told_by_keyboard_alone(opened):
     assert view.height() == height
 
 
-def test_other_numbers_of_heads_give_other_buttons(opened):
-    view = opened.view(GALLERY)
+def test_other_numbers_of_heads_give_other_buttons(notebook):
+    view = notebook.view(GALLERY)
     view.slider("H heads").focus()
     for _ in range(4):
         view.page.keyboard.press("ArrowLeft")
@@ -135,21 +85,21 @@ def test_other_numbers_of_heads_give_other_buttons(opened):
     view.whole.get_by_role("button", name="head 5", exact=True).wait_for()
 
 
-def test_each_failure_is_a_button(opened):
-    view = opened.view(FAILURES)
+def test_each_failure_is_a_button(notebook):
+    view = notebook.view(FAILURES)
     height = view.height()
-    press(view, "ragged tile")
+    view.press("ragged tile")
     view.wait_for_text("2.8125 in place of 5")
-    press_by_keyboard(view, "skipped half tile")
+    view.press("skipped half tile", by_keyboard=True)
     view.wait_for_text("7.5 in place of 15.5")
-    press(view, "assumed subgroup")
+    view.press("assumed subgroup")
     view.wait_for_text("This device's subgroup holds")
     view.wait_for_words("Sixteen lanes share a row")
     assert view.height() == height
 
 
-def test_a_chosen_row_is_shown_with_its_numbers(opened):
-    view = opened.view(BENCH)
+def test_a_chosen_row_is_shown_with_its_numbers(notebook):
+    view = notebook.view(BENCH)
     height = view.height()
     view.whole.get_by_label("show the worst row").uncheck()
     view.wait_for_text("Shown is query 0 of batch 0, head 0")
@@ -161,14 +111,14 @@ def test_a_chosen_row_is_shown_with_its_numbers(opened):
     assert view.height() == height
 
 
-def test_the_report_is_written_and_downloads_without_a_network(opened, tmp_path):
-    view = opened.view(BENCH)
+def test_the_report_is_written_and_downloads_without_a_network(notebook, lab, tmp_path):
+    view = notebook.view(BENCH)
     path, height = view.whole.get_by_placeholder("a path, or nothing"), view.height()
     path.fill("kept.json")
     path.press("Tab")
-    press(view, "report as JSON")
+    view.press("report as JSON")
     view.wait_for_words("Wrote")
-    written = (opened.folder / "kept.json").read_bytes()
+    written = (lab.root / "page" / "kept.json").read_bytes()
     assert json.loads(written)["report"] == "fa2lab parity"
     with view.page.expect_download() as download:
         view.whole.get_by_role("link", name="download kept.json").click()
@@ -176,12 +126,12 @@ def test_the_report_is_written_and_downloads_without_a_network(opened, tmp_path)
     assert (tmp_path / "handed.json").read_bytes() == written
     path.fill("no such folder/kept.json")
     path.press("Tab")
-    press(view, "figure as SVG")
+    view.press("figure as SVG")
     view.wait_for_words("cannot be written: No such file or directory.")
     assert view.height() == height
     path.fill("")
     path.press("Tab")
-    press(view, "figure as PNG")
+    view.press("figure as PNG")
     view.whole.get_by_role("link", name="download parity.png").wait_for()
 
 
@@ -192,8 +142,8 @@ def test_the_report_is_written_and_downloads_without_a_network(opened, tmp_path)
 def page_address() -> Iterator[str]:
     """What `./lab page` runs, on a free port."""
     if importlib.util.find_spec("voila") is None:
-        (pytest.fail if REQUIRED else pytest.skip)("Voilà is not installed: the extra page brings it")
-    port = lab_server._free_port()
+        pytest.fail("Voilà is not installed: the extra page brings it, and test needs it")
+    port = lab_server.free_port()
     command = [sys.executable, "-m", "voila", str(SOURCE), "--no-browser", "--Voila.ip=127.0.0.1", f"--port={port}"]
     environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(lab_server.CHECKOUT), os.environ.get("PYTHONPATH")]))

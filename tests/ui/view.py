@@ -22,6 +22,15 @@ class View:
         self.image = self.cell.locator("img.widget-image")
         self.image.first.wait_for(timeout=10_000)
 
+    def press(self, name: str, *, by_keyboard: bool = False) -> None:
+        """Press the button with just these words on it."""
+        button = self.whole.get_by_role("button", name=name, exact=True)
+        if by_keyboard:
+            button.focus()
+            self.page.keyboard.press("Enter")
+        else:
+            button.click()
+
     @property
     def box(self) -> FloatRect:
         """Where the view's controls and picture stand in the window: what a picture of it should hold."""
@@ -145,6 +154,35 @@ class View:
         """Contrast (WCAG 2, 1 to 21) of every piece of text in the view with what lies behind it, by the text."""
         return self.whole.evaluate(CONTRASTS)
 
+    def unreadable(self) -> dict[str, float]:
+        """The texts with less contrast than WCAG 2 asks, but for disabled buttons', of which it asks none."""
+        off = {button.inner_text() for button in self.whole.locator("button:disabled").all()}
+        return {
+            text: contrast for text, contrast in self.contrasts().items() if contrast < READABLE and text not in off
+        }
+
+    def unlabelled(self) -> list[str]:
+        """The controls without words that a reader, or a screen reader, finds beside them; empty where all is well."""
+        return self.whole.evaluate(UNLABELLED)
+
+
+READABLE = 4.5  # the contrast that WCAG 2 asks of text
+
+# ipywidgets gives a slider's handle no name of its own: the words before it are all there is. Its number can be edited
+# too, and stands under the same words. Buttons that wear a symbol have a title.
+UNLABELLED = """view => {
+    const words = element => element?.checkVisibility() ? element.innerText.trim() : ''
+    const named = {
+        '[role=slider], .widget-readout[contenteditable]': control => {
+            const label = control.closest('.jupyter-widgets').querySelector('label')
+            return label.title && label.title !== 'null' ? words(label) : ''
+        },
+        'select, input': control => [...control.labels].map(words).join(''),
+        'button': control => words(control) || control.title,
+    }
+    return Object.entries(named).flatMap(([which, name]) =>
+        [...view.querySelectorAll(which)].filter(control => !/\\w/.test(name(control))).map(c => c.outerHTML))
+}"""
 
 # For each text: its colour's luminance against that of the first opaque background around it.
 CONTRASTS = """view => {
