@@ -8,8 +8,10 @@ import io
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import anywidget
 import ipywidgets
 import traitlets
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -27,6 +29,18 @@ class Picture(ipywidgets.Image):
     def dim(self, stale: bool) -> None:
         """Pale while it shows older values than the controls do."""
         (self.add_class if stale else self.remove_class)(STALE)
+
+
+class Names(anywidget.AnyWidget):
+    """Unseen in a view: gives its controls and its picture the names that a screen reader says."""
+
+    _esm = Path(__file__).with_name("names.js")
+
+
+def stack(*widgets: ipywidgets.Widget) -> ipywidgets.VBox:
+    """The widgets below one another as a view, with `Names` for what is in it."""
+    box = ipywidgets.VBox([Names(layout=ipywidgets.Layout(display="none")), *widgets])
+    return box.add_class("fa2lab-view")  # by which names.js finds it
 
 
 def paint(canvas: FigureCanvasAgg) -> bytes:
@@ -82,7 +96,7 @@ class View:
         self.status = ipywidgets.HTML(layout=ipywidgets.Layout(height=words_height, overflow="auto"))
         rows = layout or (lambda widgets: ipywidgets.HBox(widgets, layout=ipywidgets.Layout(flex_flow="row wrap")))
         style = ipywidgets.HTML(_STYLE_SHEET, layout=ipywidgets.Layout(display="none"))
-        self.widget = ipywidgets.VBox([style, rows(list(self.controls.values())), self.status, self.image])
+        self.widget = stack(style, rows(list(self.controls.values())), self.status, self.image)
         for control in self.controls.values():
             control.observe(self._moved, names="value")
         self.refresh()

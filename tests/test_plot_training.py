@@ -168,7 +168,7 @@ def test_the_live_curve_holds_every_loss_and_paints_the_last(unpainted, monkeypa
         pictures.append(live.image.value)
     assert live.losses == [5.5, 4.5, 3.5, 2.5, 1.5, 0.5]
     assert len(set(pictures)) == 2 and pictures[-1] != pictures[0]  # at the start and at the end
-    assert live.image.tooltip == "Loss curve: 0.500 nats after 6 steps."
+    assert live.image.tooltip == "loss: a curve of losses, 0.500 nats after 6 steps."
     live.close()
     assert capsys.readouterr() == ("", "")
 

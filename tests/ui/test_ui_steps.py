@@ -72,17 +72,15 @@ def test_dragging_scrubs_and_moves_nothing_else(steps):
 
 
 def test_playing_goes_on_to_the_end_and_pauses(steps):
-    buttons = steps.whole.locator(".widget-play button")
-    buttons.first.click()
+    steps.press("play")
     steps.wait_for_text("after K tile 3 of 5")
-    buttons.first.click()  # pause
+    steps.press("pause")
     steps.page.wait_for_timeout(300)
     at = steps.number_at("tiles taken")
     assert at in (3, 4)
     steps.page.wait_for_timeout(1200)
     assert steps.number_at("tiles taken") == at
-    buttons.first.focus()
-    steps.page.keyboard.press("Enter")
+    steps.press("play", by_keyboard=True)
     steps.wait_for_text("after K tile 5 of 5")
     steps.page.wait_for_timeout(1200)
     assert steps.number_at("tiles taken") == 5

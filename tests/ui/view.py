@@ -31,6 +31,10 @@ class View:
         else:
             button.click()
 
+    def show(self) -> None:
+        """Scroll to the view: what is far from the window is not laid out, and has no words to read."""
+        self.notebook.cell(self.number)
+
     @property
     def box(self) -> FloatRect:
         """Where the view's controls and picture stand in the window: what a picture of it should hold."""
@@ -50,15 +54,11 @@ class View:
 
     def control(self, label: str) -> Locator:
         """A control by the words before it."""
-        return (
-            self.whole.locator(".jupyter-widgets")
-            .filter(has=self.page.locator("label.widget-label", has_text=label))
-            .last
-        )
+        return self.whole.locator("label.widget-label", has_text=label).locator("xpath=..")
 
     def slider(self, label: str) -> Locator:
-        """The handle of a slider: what the pointer drags and the keyboard reaches."""
-        return self.control(label).get_by_role("slider")
+        """The handle of a slider by its name: what the pointer drags, the keyboard reaches and a screen reader says."""
+        return self.whole.get_by_role("slider", name=label, exact=True)
 
     def number_at(self, label: str) -> int:
         """The number that stands beside a slider."""
@@ -71,9 +71,9 @@ class View:
     def focusable_before(self, label: str) -> int:
         """How many of the view's controls the keyboard can reach before and at this slider."""
         return self.whole.evaluate(
-            """(view, slider) => 1 + [...view.querySelectorAll('[tabindex], [contenteditable=true], select, input')]
-                .indexOf(slider)""",
-            self.slider(label).element_handle(),
+            """(view, [stops, slider]) =>
+                1 + [...view.querySelectorAll(stops)].filter(stop => stop.checkVisibility()).indexOf(slider)""",
+            ["[tabindex], [contenteditable=true], select, input, button:enabled", self.slider(label).element_handle()],
         )
 
     def tab_to(self, label: str) -> int:
@@ -156,32 +156,29 @@ class View:
 
     def unreadable(self) -> dict[str, float]:
         """The texts with less contrast than WCAG 2 asks, but for disabled buttons', of which it asks none."""
+        self.show()
         off = {button.inner_text() for button in self.whole.locator("button:disabled").all()}
         return {
             text: contrast for text, contrast in self.contrasts().items() if contrast < READABLE and text not in off
         }
 
     def unlabelled(self) -> list[str]:
-        """The controls without words that a reader, or a screen reader, finds beside them; empty where all is well."""
+        """What has no name that a screen reader can say, and sliders without a hint; empty where all is well."""
+        self.show()
         return self.whole.evaluate(UNLABELLED)
 
 
 READABLE = 4.5  # the contrast that WCAG 2 asks of text
 
-# ipywidgets gives a slider's handle no name of its own: the words before it are all there is. Its number can be edited
-# too, and stands under the same words. Buttons that wear a symbol have a title.
 UNLABELLED = """view => {
-    const words = element => element?.checkVisibility() ? element.innerText.trim() : ''
     const named = {
-        '[role=slider], .widget-readout[contenteditable]': control => {
-            const label = control.closest('.jupyter-widgets').querySelector('label')
-            return label.title && label.title !== 'null' ? words(label) : ''
-        },
-        'select, input': control => [...control.labels].map(words).join(''),
-        'button': control => words(control) || control.title,
+        '[role=slider]': c => c.closest(':has(> label)').querySelector('label').title?.length > 4 && c.ariaLabel,
+        '.widget-readout, img': c => c.ariaLabel || c.alt,
+        'select, input': c => [...c.labels].map(label => label.innerText).join(''),
+        'button': c => c.ariaLabel || c.innerText,
     }
-    return Object.entries(named).flatMap(([which, name]) =>
-        [...view.querySelectorAll(which)].filter(control => !/\\w/.test(name(control))).map(c => c.outerHTML))
+    return Object.entries(named).flatMap(([which, name]) => [...view.querySelectorAll(which)].filter(
+        c => c.checkVisibility() && !/[a-z]{3}|[0-9]/i.test(name(c) || '')).map(c => c.outerHTML))
 }"""
 
 # For each text: its colour's luminance against that of the first opaque background around it.
