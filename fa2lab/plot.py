@@ -16,8 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 from fa2lab.plot_bars import byte_bars, error_bars
-from fa2lab.plot_style import BOUND, CALM, INK, KERNEL, LEGEND, PLAIN
-from fa2lab.results import FULL, PARTIAL, SKIPPED, TILE_STATES, Trace
+from fa2lab.plot_style import BOUND, CALM, INK, KERNEL, PLAIN
+from fa2lab.plot_trace import row_trace
+from fa2lab.results import FULL, PARTIAL, SKIPPED, TILE_STATES
 
 if TYPE_CHECKING:
     from matplotlib.figure import SubFigure
@@ -158,7 +159,8 @@ def mark_row(ax: Axes, row: int) -> None:
     """Point at one row of a heatmap from both sides."""
     ax.axhline(row, color="#ff7b54", linewidth=0.9, linestyle=(0, (1, 2)), gid="marked row")
     for x, marker in ((0.0, 5), (1.0, 4)):  # caret right, caret left
-        ax.plot(x, row, marker=marker, color="#d1431a", markersize=7, transform=ax.get_yaxis_transform(), clip_on=False)
+        place = dict(transform=ax.get_yaxis_transform(), clip_on=False, zorder=6)  # also above a colour bar's edge
+        ax.plot(x, row, marker=marker, color="#d1431a", markersize=7, **place)
 
 
 def heads(
@@ -185,12 +187,8 @@ def heads(
     return list(axes[:n])
 
 
-# How each tile state looks: face, hatch, marker of a trace point. Dark, middle, light: apart without colour too.
-_TILE_STYLE = {
-    FULL: ("#2f6f8f", None, "o"),
-    PARTIAL: ("#9fc5d6", "////", "D"),
-    SKIPPED: ("#f6f8fa", "..", "x"),
-}
+# How each tile state looks: face, hatch. Dark, middle, light: apart without colour too.
+_TILE_STYLE = {FULL: ("#2f6f8f", None), PARTIAL: ("#9fc5d6", "////"), SKIPPED: ("#f6f8fa", "..")}
 
 
 def tile_map(
@@ -202,7 +200,7 @@ def tile_map(
     """
     ax.clear()
     (block_q, block_k), n_q = tiles, len(state)
-    for kind, (face, hatch, _) in _TILE_STYLE.items():
+    for kind, (face, hatch) in _TILE_STYLE.items():
         places = np.argwhere(state[::block_q] == kind)
         boxes = [
             _box(j * block_k, i * block_q, min(block_k, n_k - j * block_k), min(block_q, n_q - i * block_q))
@@ -227,78 +225,3 @@ def tile_map(
         axis.set_tick_params(labelsize=8)
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8, handlelength=1.4)
     return ax
-
-
-def row_trace(
-    axes: Sequence[Axes], trace: Trace, exact: Trace, *, at: tuple[int, int, int], title: str = "recorded by the kernel"
-) -> None:
-    """m, l and alpha of one row as the kernel recorded them (marks), over NumPy's float64 walk; their distance below.
-
-    axes: four, from top to bottom. at: `(batch, head, row)`. Marks say what the tile was to the row: a disc for full, a
-    diamond for partial, a cross for skipped. Zero distance stands on the lowest line.
-    """
-    state = trace.state[at]
-    tile = np.arange(len(state))
-    for ax in axes:
-        ax.clear()
-        ax.grid(axis="y", color="#e3e5e8", linewidth=0.7)
-        ax.set_axisbelow(True)
-    says = {"m": "m, maximum so far", "l": "l, sum so far", "alpha": "alpha, rescale"}
-    lowest, apart = 1e-9, {}
-    for ax, (name, label) in zip(axes, says.items(), strict=False):
-        got, true = getattr(trace, name)[at], getattr(exact, name)[at]
-        ax.plot(tile, true, "-", color=PLAIN, linewidth=3.5, solid_capstyle="round", label="NumPy float64", gid="exact")
-        for kind, (_, _, marker) in _TILE_STYLE.items():
-            here = state == kind
-            if here.any():
-                ax.plot(
-                    tile[here],
-                    got[here],
-                    marker,
-                    color=KERNEL,
-                    markersize=5,
-                    fillstyle="full",
-                    gid="recorded",
-                    label=f"{TILE_STATES[kind]} tile",
-                )
-        ax.set_ylabel(label.replace(", ", "\n"), fontsize=9)
-        _room(ax, np.concatenate([got, true]))
-        ax.ticklabel_format(axis="y", useOffset=False)
-        with np.errstate(invalid="ignore"):
-            apart[name] = np.where(got == true, 0.0, np.abs(got - true))
-    below = axes[3]
-    for (name, distance), marker in zip(apart.items(), "v^s", strict=True):
-        below.plot(
-            tile,
-            np.maximum(distance, lowest),
-            marker,
-            color=CALM,
-            fillstyle="none",
-            markersize=5,
-            label=name,
-            gid=f"distance {name}",
-        )
-    below.set_yscale("log")
-    top = max([1e-5, *(float(d[np.isfinite(d)].max(initial=0.0)) for d in apart.values())])
-    powers = range(-8, int(np.ceil(np.log10(top))) + 1, 2 if top < 1e-1 else 3)
-    below.set_yticks([lowest, *(10.0**p for p in powers)], ["0", *(f"1e{p}" for p in powers)])
-    below.set_yticks([], minor=True)
-    below.set(ylim=(lowest / 3, top * 100), xlabel="K tile, in the order of the walk")
-    below.set_ylabel("distance\n(absolute)", fontsize=9)
-    below.legend(ncols=3, loc="upper right", handletextpad=0.1, **LEGEND)
-    for ax in axes:
-        ax.set_xlim(-0.5, max(len(state) - 0.5, 0.5))
-        ax.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, min_n_ticks=1))
-        ax.tick_params(labelsize=8, labelbottom=ax is below)
-    if not np.isfinite(exact.m[at]).any():
-        axes[0].text(0.5, 0.5, "this row sees no key: m = -inf, l = 0", transform=axes[0].transAxes, ha="center")
-    axes[0].set_title(title, fontsize=10, pad=22)
-    axes[0].legend(ncols=4, loc="lower left", bbox_to_anchor=(-0.02, 0.99), handletextpad=0.4, **LEGEND)
-
-
-def _room(ax: Axes, values: np.ndarray) -> None:
-    """Fit the y axis to the finite values, but never so close that float32 rounding looks like a slope."""
-    values = values[np.isfinite(values)]
-    low, high = (values.min(), values.max()) if len(values) else (0.0, 0.0)
-    pad = max(0.15 * (high - low), 0.05 * max(1.0, abs(low), abs(high)))
-    ax.set_ylim(low - pad, high + pad)

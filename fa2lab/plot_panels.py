@@ -8,35 +8,37 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa2lab import plot
+from fa2lab.plot_sheet import Sheet
+from fa2lab.plot_trace import row_trace_on
 from fa2lab.results import FULL, PARTIAL, SKIPPED, Result, Trace
 
 MOST_LABELS = 32  # more letters than this do not fit a side of the small heatmap
 
 
 def walk(
-    figure: Figure, result: Result, exact: Trace, *, head: int = 0, row: int = 0, labels: Sequence[str] | None = None
+    sheet: Sheet, result: Result, exact: Trace, *, head: int = 0, row: int = 0, labels: Sequence[str] | None = None
 ) -> str:
     """One head's weights, its tile map, and one row's m, l and alpha as recorded, over NumPy's: batch 0.
 
     result: with attn and trace; exact: the float64 walk over the same tiles. Returns the picture in one sentence.
     """
-    weights, states, *traces = figure.axes or _walk_axes(figure)
+    weights, states, *traces = sheet.axes(_axes)
     p, trace = result.problem, result.trace
     tiles = trace.block_q, trace.block_k
-    title = f"weights of head {head}; arrows at row {row}"
-    plot.heatmap(
+    sheet.still(
+        plot.heatmap,
         weights,
         result.attn[0, head],
-        title=title,
         tiles=tiles,
         masked=~p.mask(),
         labels=labels if p.Tq <= MOST_LABELS else None,
     )
+    sheet.over(weights.set_title(f"weights of head {head}; arrows at row {row}", fontsize=10, y=1.0))
     plot.mark_row(weights, row)
-    plot.tile_map(states, trace.state[0, head], p.Tk, tiles=tiles)
+    sheet.still(plot.tile_map, states, trace.state[0, head], p.Tk, tiles=tiles)
     title = f"row {row} of head {head}, tile by tile: marks by {result.kernel}"
-    plot.row_trace(traces, trace, exact, at=(0, head, row), title=title)
-    plot.footer(figure, f"{result.label}; {p}; tiles {tiles[0]}×{tiles[1]}")
+    row_trace_on(sheet, traces, trace, exact, at=(0, head, row), title=title)
+    plot.footer(sheet.figure, f"{result.label}; {p}; tiles {tiles[0]}×{tiles[1]}")
     per_tile = trace.state[0, head, :: trace.block_q]
     full, partial, skipped = (int((per_tile == kind).sum()) for kind in (FULL, PARTIAL, SKIPPED))
     return (
@@ -45,9 +47,8 @@ def walk(
     )
 
 
-def _walk_axes(figure: Figure) -> list[Axes]:
-    """Fixed places: a picture that slides must not shift, and fitting the layout anew would double the time."""
-    figure.set_layout_engine("none")
+def _axes(figure: Figure) -> list[Axes]:
+    """Fixed places."""
     left = figure.add_gridspec(2, 1, left=0.062, right=0.40, top=0.955, bottom=0.1, hspace=0.3)
     right = figure.add_gridspec(4, 1, left=0.575, right=0.985, top=0.915, bottom=0.1, hspace=0.14)
     return [figure.add_subplot(cell) for cell in (*left, *right)]

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fa2lab.plot import footer, heatmap, mark_row
 from fa2lab.plot_bars import byte_bars, error_bars
+from fa2lab.plot_sheet import Sheet
 from fa2lab.plot_style import BOUND, CALM, INK, KERNEL, LEGEND, PLAIN
 
 if TYPE_CHECKING:
@@ -26,64 +28,92 @@ NO_MEMORY = "no device memory: NumPy computed this"
 LOWEST_LIMIT_SHARE = 3.0  # the byte axis ends at most this many times past the largest limit
 
 
-def row_errors(ax: Axes, errors: np.ndarray, *, allowed: float, at: tuple[int, int], name: str, rows: str) -> Axes:
+def row_errors(ax: Axes, errors: np.ndarray, *, allowed: float, name: str, rows: str) -> Axes:
     """The largest error of each row in units of `allowed`, heads below each other: `errors` `(B · H, T)`.
 
-    at: `(head, row)`, the chosen cell, boxed. A misplaced NaN or infinity is an infinite error, and crossed out.
+    A misplaced NaN or infinity is an infinite error, and crossed out.
     """
     share = np.asarray(errors, np.float64) / (allowed or 1.0)
     finite = share[np.isfinite(share)]
     largest = max(1.0, float(finite.max(initial=0.0)))
     unit = "in units of what is allowed" if allowed else "and nothing is allowed"
     title = f"largest error of {name} in each row, {unit}: choose a cell"
-    heatmap(ax, share, title=title, rows="head", columns=rows, largest=largest)
-    ax.set_title(title, fontsize=10, pad=13)  # the pointer stands below it
+    heatmap(ax, share, rows="head", columns=rows, largest=largest)
+    ax.set_title(title, fontsize=10, pad=13, y=1.0)  # the pointer stands below it
     ax.set_aspect("auto")
+    ax.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True, min_n_ticks=1))
+    return ax
+
+
+def choose(ax: Axes, at: tuple[int, int], n_rows: int) -> None:
+    """Box one cell of `row_errors`, `(head, row)`, and point at it from two sides."""
     head, row = at
-    size = max(4.0, min(9.0, 260.0 / errors.shape[1]))
+    size = max(4.0, min(9.0, 260.0 / n_rows))
     ax.plot(row, head, "s", color="#ff7b54", fillstyle="none", markeredgewidth=1.8, markersize=size, gid="chosen")
     for x, y, marker, transform in (
         (row, 1.06, 7, ax.get_xaxis_transform()),  # caret down
         (-0.006, head, 5, ax.get_yaxis_transform()),  # caret right
     ):
         ax.plot(x, y, marker=marker, color="#d1431a", markersize=7, transform=transform, clip_on=False, gid="points")
-    ax.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True, min_n_ticks=1))
-    return ax
 
 
-def row_values(
-    above: Axes, below: Axes, got: np.ndarray, expected: np.ndarray, plain: np.ndarray, *, title: str
+def _signed(ax: Axes, error: np.ndarray, *, title: str, **options) -> None:
+    """A map of errors as wide as its place."""
+    heatmap(ax, error, symmetric=True, **options)
+    ax.set_title(title, fontsize=10, y=1.0)
+    ax.set_aspect("auto")
+
+
+def _row_values(
+    sheet: Sheet, above: Axes, below: Axes, got: np.ndarray, expected: np.ndarray, plain: np.ndarray, title: str
 ) -> None:
     """One row by column, each `(D,)`: what was expected and what came above, their signed distances below."""
-    column = np.arange(len(expected))
-    for ax in (above, below):
-        ax.clear()
-        ax.grid(axis="y", color="#e3e5e8", linewidth=0.7)
-        ax.set_axisbelow(True)
-        ax.set_xlim(-0.5, max(len(column) - 0.5, 0.5))
-        ax.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
-        ax.tick_params(labelsize=8, labelbottom=ax is below)
-    above.plot(
-        column, expected, "-", color=PLAIN, linewidth=4, solid_capstyle="round", label="expected", gid="expected"
-    )
-    above.plot(column, got, "o", color=KERNEL, markersize=4, label="got", gid="got")
-    above.set_title(title, fontsize=10, loc="left", pad=20, parse_math=False)
-    above.legend(ncols=2, loc="lower left", bbox_to_anchor=(-0.02, 0.98), **LEGEND)
-    above.set_ylabel("value", fontsize=9)
+    values, errors = sheet.still(_values, above, len(expected)), sheet.still(_errors, below, len(expected))
     with np.errstate(invalid="ignore"):
-        errors = {"kernel": got - expected, "plain float32": plain - expected}
-    below.axhline(0, color=BOUND, linewidth=0.9)
-    for (name, error), marker, colour, fill in zip(
-        errors.items(), "oD", (KERNEL, "#9a6700"), ("full", "none"), strict=True
-    ):
-        below.plot(column, error, marker, color=colour, fillstyle=fill, markersize=4, label=name, gid=f"error {name}")
-    top = max(float(np.abs(e[np.isfinite(e)]).max(initial=0.0)) for e in errors.values()) or 1.0
+        shown = {"expected": expected, "got": got, "kernel": got - expected, "plain float32": plain - expected}
+    for name, line in (values | errors).items():
+        line.set_ydata(shown[name])
+    above.relim()
+    above.autoscale_view()
+    top = max(float(np.abs(e[np.isfinite(e)]).max(initial=0.0)) for e in map(shown.get, errors)) or 1.0
     below.set_ylim(-1.25 * top, 1.25 * top)
-    below.yaxis.set_major_locator(MaxNLocator(nbins=4, symmetric=True))
-    below.ticklabel_format(axis="y", scilimits=(0, 0))
-    below.yaxis.get_offset_text().set(fontsize=8)
-    below.legend(ncols=2, loc="lower right", bbox_to_anchor=(1.0, 0.97), handletextpad=0.1, **LEGEND)
-    below.set(xlabel="column", ylabel="error")
+    said = above.set_title(title, fontsize=10, loc="left", pad=20, y=1.0, parse_math=False)
+    sheet.over(above.yaxis, said, *values.values(), below.yaxis, *errors.values())
+
+
+def _columns(ax: Axes, n: int, *, numbered: bool) -> None:
+    ax.clear()
+    ax.grid(axis="y", color="#e3e5e8", linewidth=0.7)
+    ax.set_axisbelow(True)
+    ax.set_xlim(-0.5, max(n - 0.5, 0.5))
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+    ax.tick_params(labelsize=8, labelbottom=numbered)
+
+
+def _values(ax: Axes, n: int) -> dict[str, Line2D]:
+    _columns(ax, n, numbered=False)
+    lines, zeros = {}, np.zeros((2, n))
+    style = dict(color=PLAIN, linewidth=4, solid_capstyle="round")
+    (lines["expected"],) = ax.plot(np.arange(n), zeros[0], "-", label="expected", gid="expected", **style)
+    (lines["got"],) = ax.plot(np.arange(n), zeros[1], "o", color=KERNEL, markersize=4, label="got", gid="got")
+    ax.legend(ncols=2, loc="lower left", bbox_to_anchor=(-0.02, 0.98), **LEGEND)
+    ax.set_ylabel("value", fontsize=9)
+    return lines
+
+
+def _errors(ax: Axes, n: int) -> dict[str, Line2D]:
+    _columns(ax, n, numbered=True)
+    ax.axhline(0, color=BOUND, linewidth=0.9)
+    lines = {}
+    for name, marker, colour, fill in (("kernel", "o", KERNEL, "full"), ("plain float32", "D", "#9a6700", "none")):
+        style = dict(color=colour, fillstyle=fill, markersize=4)
+        (lines[name],) = ax.plot(np.arange(n), np.zeros(n), marker, label=name, gid=f"error {name}", **style)
+    ax.yaxis.set_major_locator(MaxNLocator(nbins=4, symmetric=True))
+    ax.ticklabel_format(axis="y", scilimits=(0, 0))
+    ax.yaxis.get_offset_text().set(fontsize=8)
+    ax.legend(ncols=2, loc="lower right", bbox_to_anchor=(1.0, 0.97), handletextpad=0.1, **LEGEND)
+    ax.set(xlabel="column", ylabel="error")
+    return lines
 
 
 def ulp_bars(ax: Axes, shares: Mapping[str, np.ndarray], edges: Sequence[float], *, name: str) -> Axes:
@@ -138,7 +168,7 @@ def tile_bars(ax: Axes, sizes: Sequence[TileSize], limits: Mapping[str, int], *,
 
 
 def bench(
-    figure: Figure,
+    sheet: Sheet,
     result: Result | Gradients,
     truth: Result | Gradients,
     plain: Result | Gradients,
@@ -155,19 +185,20 @@ def bench(
     absent: Mapping[str, int],
     absent_says: str = "avoided",
 ) -> str:
-    """Everything of one run on a figure of about 10.8 × 11 inches. Returns the picture in one sentence.
+    """Everything of one run on a sheet of about 10.8 × 11 inches. Returns the picture in one sentence.
 
     field: which of the result's fields the maps show; errors `(B · H, T)`: its largest error a row. at: the chosen cell
     of that. shares: of `ulp_bars`. judged: the rows of the error bars. sizes, workgroup_limits: of `tile_bars`.
     buffers, absent: of the device buffers, and what is not there or there only because it was asked for.
     """
-    strip, attn, above, below, ulp, bars, tiles, memory = figure.axes or _axes(figure)
+    strip, attn, above, below, ulp, bars, tiles, memory = sheet.axes(_axes)
     (head, row), heads = at, getattr(truth, field).shape[2]
     b, h = divmod(head, heads)
     got, true, rounded = (getattr(x, field)[b, :, h] for x in (result, truth, plain))  # (T, D)
     own = next(r for r in judged if r.field == field)
     rows = "key" if field in ("dk", "dv") else "query"
-    row_errors(strip, errors, allowed=own.allowed, at=at, name=field, rows=rows)
+    sheet.still(row_errors, strip, errors, allowed=own.allowed, name=field, rows=rows)
+    choose(strip, at, errors.shape[1])
     with np.errstate(invalid="ignore"):
         if getattr(result, "attn", None) is not None and field == "out":
             error, title, columns = result.attn[b, h] - truth.attn[b, h], "attn", "key"
@@ -176,35 +207,38 @@ def bench(
     place = f"batch {b}, head {h}"
     hidden = ~result.problem.mask() if title == "attn" else None
     title = f"signed error of {title}, {place}"
-    heatmap(attn, error, title=title, rows=rows, columns=columns, symmetric=True, masked=hidden)
-    attn.set_aspect("auto")
+    sheet.still(_signed, attn, error, title=title, rows=rows, columns=columns, masked=hidden)
     mark_row(attn, row)
     with np.errstate(invalid="ignore"):
         off = np.abs(got[row] - true[row])
     d = int(np.argmax(np.where(np.isfinite(off), off, np.inf)))
     title = f"{field} at {place}, {rows} {row}\ncolumn {d}: got {got[row, d]:.9g}, expected {true[row, d]:.9g}"
-    row_values(above, below, got[row], true[row], rounded[row], title=title)
-    ulp_bars(ulp, shares, edges, name=field)
-    error_bars(bars, judged)
-    bars.set_title("largest error of each field", fontsize=10, pad=18)
+    _row_values(sheet, above, below, got[row], true[row], rounded[row], title)
+    sheet.still(ulp_bars, ulp, shares, edges, name=field)
+    sheet.still(_largest_errors, bars, judged)
     if sizes:
-        tile_bars(tiles, sizes, workgroup_limits, stage=result.plan.widest.file)
+        sheet.still(tile_bars, tiles, sizes, workgroup_limits, stage=result.plan.widest.file)
     else:
         nothing = NO_MEMORY if result.plan is None else f"{result.plan.kernel.name} has no tiles"
-        _say(tiles, nothing)
+        sheet.still(_say, tiles, nothing)
     if result.plan is None:
-        _say(memory, NO_MEMORY)
+        sheet.still(_say, memory, NO_MEMORY)
     else:
         launches = len(result.plan.chunks)
         title = f"device buffers, largest of {launches} launches" if launches > 1 else "device buffers"
-        byte_bars(memory, buffers, title=title, absent=absent, absent_says=absent_says)
-    footer(figure, f"{result.label}; {result.problem}; scale {result.problem.scale:.6g}")
+        sheet.still(byte_bars, memory, buffers, title=title, absent=absent, absent_says=absent_says)
+    footer(sheet.figure, f"{result.label}; {result.problem}; scale {result.problem.scale:.6g}")
     largest = ", ".join(f"{r.field} {r.error:.1e} of {r.allowed:.1e} allowed" for r in judged)
     verdict = "within float32" if all(r.ok for r in judged) else "not within float32"
     return (
         f"Parity bench of {result.label}: {verdict}; largest errors {largest}. Shown is {rows} {row} of {place}: "
         f"column {d} of {field} is {got[row, d]:.9g}, expected {true[row, d]:.9g}."
     )
+
+
+def _largest_errors(ax: Axes, judged: Sequence[Row]) -> None:
+    error_bars(ax, judged)
+    ax.set_title("largest error of each field", fontsize=10, pad=18)
 
 
 def _say(ax: Axes, text: str) -> None:
@@ -214,8 +248,7 @@ def _say(ax: Axes, text: str) -> None:
 
 
 def _axes(figure: Figure) -> list[Axes]:
-    """Fixed places: a picture that slides must not shift, and fitting the layout anew would double the time."""
-    figure.set_layout_engine("none")
+    """Fixed places."""
     strip = figure.add_axes((0.062, 0.89, 0.85, 0.062))
     attn = figure.add_axes((0.062, 0.595, 0.34, 0.225))
     above = figure.add_axes((0.56, 0.69, 0.425, 0.115))

@@ -12,15 +12,16 @@ import ipywidgets
 import numpy as np
 from matplotlib.figure import Figure
 
-from fa2lab import data, heads, plot_heads
+from fa2lab import data, heads, plot, plot_heads
 from fa2lab.attention import attention
 from fa2lab.gpu import Device
 from fa2lab.kernel import Kernel
 from fa2lab.kernels import kernels
 from fa2lab.live import View
 from fa2lab.plot_heads import HeldHead
+from fa2lab.plot_sheet import Sheet
 from fa2lab.results import Result
-from fa2lab.widgets_controls import choice, slider, tick, view
+from fa2lab.widgets_controls import choice, slider, start_at, tick
 
 GALLERY_SIZE = (10.8, 6.6)  # inches
 MOST_HEADS = 12
@@ -66,6 +67,10 @@ class Gallery:
 
     def draw(self, figure: Figure) -> str:
         """Draw the held head on a figure of about `GALLERY_SIZE`; returns the picture in one sentence."""
+        return self.show(Sheet(figure))
+
+    def show(self, sheet: Sheet) -> str:
+        """Draw on a sheet of galleries, anew only where it shows something else. Returns one sentence."""
         problem = self.run.result.problem
         mask = problem.mask()
         runs = [run for run in (self.run, self.beside) if run]
@@ -80,7 +85,7 @@ class Gallery:
             for run in runs
         ]
         return plot_heads.held(
-            figure,
+            sheet,
             sides,
             head=self.head,
             at=(self.row, self.key),
@@ -208,11 +213,13 @@ def head_gallery(*, device: Device | str | None = None, **values) -> View:
     fit({"new": controls["H"].value})
     mark = f"fa2lab-heads-{next(_SERIAL)}"
     held.add_class(mark)
-    return view(
+    start_at(controls, start)
+    sheet = Sheet(plot.figure(*GALLERY_SIZE), keep=True)
+    return View(
         controls,
         lambda **moved: gallery(**moved, device=device),
-        GALLERY_SIZE,
-        start,
+        lambda _, shown: shown.show(sheet),
+        sheet.figure,
         words=lambda shown: style_sheet(mark, shown.thumbnails()) + shown.words,
         words_height="100px",
         layout=_layout,

@@ -17,6 +17,7 @@ from fa2lab import plot, plot_merge
 from fa2lab.live import View
 from fa2lab.merge import ORDERS, Tree, split_and_merge
 from fa2lab.plot_merge import Joint
+from fa2lab.plot_sheet import Sheet
 from fa2lab.widgets_controls import STYLE, choice, slider, start_at
 from fa2lab.widgets_softmax import ROWS
 
@@ -63,9 +64,13 @@ class Merges:
 
     def draw(self, figure: Figure) -> str:
         """Draw on a figure of about `MERGE_SIZE`; returns the picture in one sentence."""
+        return self.show(Sheet(figure))
+
+    def show(self, sheet: Sheet) -> str:
+        """Draw on a sheet of merges, anew only where it shows something else. Returns one sentence."""
         tree = self.tree
         label = f"{self.name}; reference.merge, NumPy float32 beside float64"
-        return plot_merge.tree(figure, tree.s, tree.v, tree.masked, joints(tree), n_splits=tree.n_splits, label=label)
+        return plot_merge.tree(sheet, tree.s, tree.v, tree.masked, joints(tree), n_splits=tree.n_splits, label=label)
 
     @property
     def words(self) -> str:
@@ -273,11 +278,12 @@ def merge_tree(**values) -> View:
     def compute(cuts: str, by_hand: str, **moved) -> Merges:
         return merges(cuts=keys_of(cuts), by_hand=keys_of(by_hand), **moved)
 
+    sheet = Sheet(plot.figure(*MERGE_SIZE), keep=True)
     return View(
         controls,
         compute,
-        lambda figure, shown: shown.draw(figure),
-        plot.figure(*MERGE_SIZE),
+        lambda _, shown: shown.show(sheet),
+        sheet.figure,
         words=lambda shown: shown.words,
         words_height="136px",
         layout=layout,

@@ -24,8 +24,9 @@ from fa2lab.limits import BROWSER
 from fa2lab.live import View
 from fa2lab.parity import Comparison, Row, compare
 from fa2lab.parity_report import report, to_json
+from fa2lab.plot_sheet import Sheet
 from fa2lab.results import Gradients, Result
-from fa2lab.widgets_controls import SLIDER_STYLE, STYLE, choice, slider, tick, view
+from fa2lab.widgets_controls import SLIDER_STYLE, STYLE, choice, slider, start_at, tick
 from fa2lab.widgets_export import Export
 
 BENCH_SIZE = (10.8, 11.0)  # inches
@@ -73,6 +74,10 @@ class Bench:
 
     def draw(self, figure: Figure) -> str:
         """Draw on a figure of about `BENCH_SIZE`; returns the picture in one sentence."""
+        return self.show(Sheet(figure))
+
+    def show(self, sheet: Sheet) -> str:
+        """Draw on a sheet of benches, anew only where it shows something else. Returns one sentence."""
         result, truth, _ = self.shown
         name = self.worst.field
         got, true, plain = (getattr(x, name) for x in (result, truth, truth.plain))
@@ -85,7 +90,7 @@ class Bench:
                 buffers.pop("attn", None)
                 absent = {"attn": replace(plan, return_attn=True).buffer_bytes()["attn"]}
         return plot_parity.bench(
-            figure,
+            sheet,
             result,
             truth,
             truth.plain,
@@ -225,7 +230,16 @@ def parity(*, kernel: str | Kernel = "fa2_forward", device: Device | str | None 
         at = {} if worst else {"head": head, "row": row}
         return bench(scale=None if default_scale else scale, **moved, **at, device=device)
 
-    made = view(controls, compute, BENCH_SIZE, values, words_height="275px")
+    start_at(controls, values)
+    sheet = Sheet(plot.figure(*BENCH_SIZE), keep=True)
+    made = View(
+        controls,
+        compute,
+        lambda _, shown: shown.show(sheet),
+        sheet.figure,
+        words=lambda shown: shown.words,
+        words_height="275px",
+    )
     contents = {
         "json": lambda: to_json(compute(**made.values).report()),
         "png": lambda: compute(**made.values).picture("png"),

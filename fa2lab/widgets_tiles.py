@@ -9,14 +9,15 @@ from functools import lru_cache
 import ipywidgets
 from matplotlib.figure import Figure
 
-from fa2lab import data, plot_panels, reference
+from fa2lab import data, plot, plot_panels, reference
 from fa2lab.attention import attention
 from fa2lab.gpu import Device
 from fa2lab.live import View
 from fa2lab.parity import Comparison, compare_traces
+from fa2lab.plot_sheet import Sheet
 from fa2lab.results import Result, Trace
 from fa2lab.tiles import TILES
-from fa2lab.widgets_controls import choice, slider, tick, tile_option, view
+from fa2lab.widgets_controls import choice, slider, start_at, tick, tile_option
 
 WALK_SIZE = (10.4, 7.0)  # inches
 
@@ -34,7 +35,11 @@ class Walk:
 
     def draw(self, figure: Figure) -> str:
         """Draw on a figure of about `WALK_SIZE`; returns the picture in one sentence."""
-        return plot_panels.walk(figure, self.result, self.exact, head=self.head, row=self.row, labels=self.labels)
+        return self.show(Sheet(figure))
+
+    def show(self, sheet: Sheet) -> str:
+        """Draw on a sheet of walks, anew only where it shows something else. Returns one sentence."""
+        return plot_panels.walk(sheet, self.result, self.exact, head=self.head, row=self.row, labels=self.labels)
 
     @property
     def words(self) -> str:
@@ -95,4 +100,13 @@ def tiles(*, device: Device | str | None = None, **values) -> View:
     }
     ipywidgets.dlink((controls["H"], "value"), (controls["head"], "max"), lambda H: H - 1)
     ipywidgets.dlink((controls["T"], "value"), (controls["row"], "max"), lambda T: T - 1)
-    return view(controls, lambda **moved: walk(**moved, device=device), WALK_SIZE, values, words_height="205px")
+    start_at(controls, values)
+    sheet = Sheet(plot.figure(*WALK_SIZE), keep=True)
+    return View(
+        controls,
+        lambda **moved: walk(**moved, device=device),
+        lambda _, shown: shown.show(sheet),
+        sheet.figure,
+        words=lambda shown: shown.words,
+        words_height="205px",
+    )

@@ -19,7 +19,7 @@ hypothesis.settings.register_profile("ci", hypothesis.settings.get_profile("lab"
 GPU_REQUIRED = os.environ.get("FA2LAB_REQUIRE_GPU") == "1" or os.environ.get("CI") == "true"
 hypothesis.settings.load_profile("ci" if GPU_REQUIRED else "lab")
 
-_gpu_tests_passed = pytest.StashKey[int]()
+_gpu_tests = pytest.StashKey["GpuTests"]()
 _complaints = pytest.StashKey[list]()
 
 
@@ -64,8 +64,15 @@ def seat(request):
 
 
 @pytest.fixture
-def unpainted(monkeypatch):
-    """Painting takes most of a view's move: each picture is another stub of a PNG."""
+def pixels():
+    """For a test that wants its pictures painted, in a file whose others are `unpainted`."""
+
+
+@pytest.fixture
+def unpainted(request, monkeypatch):
+    """Painting takes most of a view's move: each picture is another stub of a PNG, unless the test wants `pixels`."""
+    if "pixels" in request.fixturenames:
+        return
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     count = itertools.count()
@@ -82,27 +89,49 @@ def nothing_stays_on_a_device() -> Iterator[None]:
         assert device.memory.live_bytes == 0
 
 
+# Two workers share the files of the suite: who gets the longest last would end alone.
+LONGEST_FIRST = (
+    "ui/test_ui_notebooks.py",
+    "test_notebooks.py",
+    "test_tiled.py",
+    "test_backward.py",
+    "test_semantics.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        path = item.path.as_posix()
+        return next((i for i, name in enumerate(LONGEST_FIRST) if path.endswith(f"/{name}")), len(LONGEST_FIRST))
+
+    items.sort(key=place)
+
+
 # A GPU test that is skipped is not a pass: where a GPU is required, a session without one fails.
 
 
+class GpuTests:
+    """How many of them passed, in this process or in the workers that it started."""
+
+    def __init__(self):
+        self.passed = 0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Hears of every test, wherever it ran."""
+        self.passed += report.when == "call" and report.passed and "gpu" in report.keywords
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_gpu_tests_passed] = 0
+    config.stash[_gpu_tests] = GpuTests()
+    config.pluginmanager.register(config.stash[_gpu_tests])
     config.stash[_complaints] = []
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item):
-    report = yield
-    if report.when == "call" and report.passed and item.get_closest_marker("gpu"):
-        item.config.stash[_gpu_tests_passed] += 1
-    return report
-
-
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if not GPU_REQUIRED or session.config.option.collectonly:
+    if not GPU_REQUIRED or session.config.option.collectonly or hasattr(session.config, "workerinput"):
         return
     complaints = session.config.stash[_complaints]
-    if session.config.stash[_gpu_tests_passed] == 0:
+    if session.config.stash[_gpu_tests].passed == 0:
         complaints.append("no test marked gpu passed")
     complaints += filter(None, (engines.lacking(*pair) for pair in engines.SOFTWARE))
     if complaints and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):

@@ -36,16 +36,22 @@ def session(folder: Path, test: str, *options: str, **environment: str) -> subpr
     return subprocess.run(command, cwd=folder, env=clean | environment, capture_output=True, text=True, timeout=120)
 
 
+WORKERS = {"here": (), "by a worker": ("-p", "xdist.plugin", "-n", "1")}
+each_way = pytest.mark.parametrize("options", WORKERS.values(), ids=WORKERS)
+
+
 @everything_here
-def test_a_passed_gpu_test_is_enough(tmp_path):
-    ran = session(tmp_path, PASSES, FA2LAB_REQUIRE_GPU="1")
+@each_way
+def test_a_passed_gpu_test_is_enough(tmp_path, options):
+    ran = session(tmp_path, PASSES, *options, FA2LAB_REQUIRE_GPU="1")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "GPU REQUIRED" not in ran.stdout
 
 
+@each_way
 @pytest.mark.parametrize("variable", [{"FA2LAB_REQUIRE_GPU": "1"}, {"CI": "true"}], ids=str)
-def test_only_skipped_gpu_tests_fail_the_session(tmp_path, variable):
-    ran = session(tmp_path, SKIPS, **variable)
+def test_only_skipped_gpu_tests_fail_the_session(tmp_path, variable, options):
+    ran = session(tmp_path, SKIPS, *options, **variable)
     assert ran.returncode == 1, ran.stdout + ran.stderr
     assert "GPU REQUIRED, but no test marked gpu passed" in ran.stdout
     assert "1 passed, 1 skipped" in ran.stdout

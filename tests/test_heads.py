@@ -18,22 +18,10 @@ from fa2lab import heads, plot, plot_heads, widgets, widgets_heads
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept():
+def nothing_kept(unpainted):
     """No run beyond its test."""
     yield
     widgets_heads._run.cache_clear()
-
-
-@pytest.fixture
-def painted():
-    """For a test that wants its pictures painted."""
-
-
-@pytest.fixture(autouse=True)
-def painted_only_where_asked(request):
-    """Without `painted` each picture is a stub: see `unpainted`."""
-    if "painted" not in request.fixturenames:
-        request.getfixturevalue("unpainted")
 
 
 def named(ax, gid: str) -> list:
@@ -84,7 +72,7 @@ def test_an_even_head_has_the_even_profile():
 # Pictures
 
 
-def test_a_thumbnail_shows_weights_masks_and_what_is_no_number(painted):
+def test_a_thumbnail_shows_weights_masks_and_what_is_no_number():
     weights = np.array([[1.0, 9.0], [0.5, np.nan]])
     pixels = imread(io.BytesIO(plot_heads.thumbnail(weights, masked=np.triu(np.ones((2, 2), bool), 1), largest=1.0)))
     assert pixels.shape == (64, 64, 4)
@@ -187,7 +175,7 @@ def test_head_query_and_key_run_no_kernel(monkeypatch):
         view.set(D=5)
 
 
-def test_there_is_a_button_a_head_and_each_wears_its_own_picture(painted):
+def test_there_is_a_button_a_head_and_each_wears_its_own_picture(pixels):
     view = widgets.head_gallery(device="numpy", T=12, H=3, D=4, head=1, row=3, key=1)
     held = view.controls["head"]
     assert isinstance(held, ipywidgets.ToggleButtons)

@@ -20,22 +20,10 @@ from fa2lab.live import View
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept():
+def nothing_kept(unpainted):
     """No run beyond its test."""
     yield
     widgets_parity._judged.cache_clear()
-
-
-@pytest.fixture
-def pixels():
-    """For a test that wants its pictures painted; see `unpainted`."""
-
-
-@pytest.fixture(autouse=True)
-def painted_only_for_pixels(request):
-    """Without `pixels` each picture is a stub: see `unpainted`."""
-    if "pixels" not in request.fixturenames:
-        request.getfixturevalue("unpainted")
 
 
 def named(ax, gid: str) -> list:
@@ -161,7 +149,7 @@ def test_the_panels_show_the_chosen_cell_and_nothing_else():
 def test_a_misplaced_nan_is_crossed_out_in_the_strip():
     ax = plot.figure().add_subplot()
     errors = np.array([[0.5, np.inf, 2.0]])
-    plot_parity.row_errors(ax, errors, allowed=2.0, at=(0, 1), name="out", rows="query")
+    plot_parity.row_errors(ax, errors, allowed=2.0, name="out", rows="query")
     (cross,) = named(ax, "not finite")
     assert cross.get_xdata()[0] == 1
     assert ax.images[0].get_clim() == (0, 1), "what is allowed ends the scale"

@@ -12,6 +12,7 @@ from matplotlib.collections import PolyCollection
 import fa2lab as fa
 from fa2lab import plot, plot_panels
 from fa2lab.parity import Row
+from fa2lab.plot_sheet import Sheet
 from fa2lab.results import FULL, PARTIAL, SKIPPED, TILE_STATES
 
 
@@ -288,7 +289,7 @@ def test_walk_panel_twice_on_one_figure(figure):
         arrays = fa.data.make("random", T=T, H=2, D=4)
         options = dict(causal=True, block_q=4, block_k=4, return_attn=True)
         exact = fa.reference.tiled(*arrays, **options)
-        text = plot_panels.walk(figure, exact, exact.trace, head=head, row=at_row)
+        text = plot_panels.walk(Sheet(figure), exact, exact.trace, head=head, row=at_row)
         assert len(figure.axes) == 6
         np.testing.assert_array_equal(shown(figure.axes[0]).data, exact.attn[0, head])
         (line,) = named(figure.axes[2], "exact")

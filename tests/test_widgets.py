@@ -23,7 +23,7 @@ from fa2lab.results import TILE_STATES
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept():
+def nothing_kept(unpainted):
     """No figure of pyplot's, and no traced run beyond its test."""
     yield
     assert plt.get_fignums() == []
@@ -31,18 +31,6 @@ def nothing_kept():
     widgets_parity._judged.cache_clear()
     widgets_heads._run.cache_clear()
     widgets_failures._outcome.cache_clear()
-
-
-@pytest.fixture
-def pixels():
-    """For a test that wants its pictures painted; see `unpainted`."""
-
-
-@pytest.fixture(autouse=True)
-def painted_only_for_pixels(request):
-    """Without `pixels` each picture is a stub: see `unpainted`."""
-    if "pixels" not in request.fixturenames:
-        request.getfixturevalue("unpainted")
 
 
 # Tiles and traces

@@ -104,6 +104,16 @@ class View:
         self.page.mouse.move(x + pixels, y, steps=steps)
         self.page.mouse.up()
 
+    def move(self, key: str) -> None:
+        """Press a key that moves what has the focus, and wait for the new picture."""
+        image = self.image.element_handle()
+        before = image.evaluate("image => image.src")
+        self.page.keyboard.press(key)
+        self.page.wait_for_function(
+            "([image, before, stale]) => image.src !== before && !image.classList.contains(stale)",
+            arg=[image, before, STALE],
+        )
+
     def wait_for_text(self, part: str) -> str:
         """Wait until the picture is that of the shown values and its text holds this part; returns the text."""
         try:
