@@ -17,8 +17,14 @@ import traitlets
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-STALE = "fa2lab-stale"
-_STYLE_SHEET = f"<style>.{STALE} {{ opacity: 0.35 }}</style>"  # ipywidgets' Layout knows no opacity
+STALE, CLICKABLE, WORDS = "fa2lab-stale", "fa2lab-clickable", "fa2lab-words"
+# What ipywidgets' Layout cannot say.
+_STYLE_SHEET = (
+    f"<style>.{STALE} {{ opacity: 0.35 }} .{CLICKABLE} {{ cursor: crosshair }}"
+    f" .{WORDS} .widget-html-content {{ line-height: 1.4 }}"
+    f" .{WORDS} :is(th, td) {{ padding: 3px 8px; line-height: 1.3 }}"
+    "</style>"
+)
 
 
 class Picture(ipywidgets.Image):
@@ -31,16 +37,26 @@ class Picture(ipywidgets.Image):
         (self.add_class if stale else self.remove_class)(STALE)
 
 
-class Names(anywidget.AnyWidget):
-    """Unseen in a view: gives its controls and its picture the names that a screen reader says."""
+class Browser(anywidget.AnyWidget):
+    """Unseen in a view: what runs in the browser, `live.js`.
 
-    _esm = Path(__file__).with_name("names.js")
+    It gives controls and picture the names that a screen reader says, and tells where the picture was clicked last:
+    `clicked`, fractions of it from the left and from above.
+    """
+
+    _esm = Path(__file__).with_name("live.js")
+    clicked = traitlets.List(traitlets.Float()).tag(sync=True)
+
+    def __repr__(self) -> str:
+        """Without the address in memory, which an output stored as text would show."""
+        return "Browser()"
 
 
-def stack(*widgets: ipywidgets.Widget) -> ipywidgets.VBox:
-    """The widgets below one another as a view, with `Names` for what is in it."""
-    box = ipywidgets.VBox([Names(layout=ipywidgets.Layout(display="none")), *widgets])
-    return box.add_class("fa2lab-view")  # by which names.js finds it
+def stack(browser: Browser, *widgets: ipywidgets.Widget) -> ipywidgets.VBox:
+    """The widgets below one another as a view, with the browser's half of it."""
+    browser.layout.display = "none"
+    box = ipywidgets.VBox([browser, *widgets])
+    return box.add_class("fa2lab-view")  # by which live.js finds it
 
 
 def paint(canvas: FigureCanvasAgg) -> bytes:
@@ -64,6 +80,9 @@ class View:
     `words(result)`: HTML shown above the picture, say a verdict; optional. It gets `words_height`, whatever it says, so
     that the picture stays where it is.
 
+    `at(figure, x, y)`: where controls go when the picture is clicked at these display coordinates of matplotlib's, by
+    name, empty for nowhere. Optional, and a shortcut: the controls do the same by keyboard.
+
     A move while a computation is in flight replaces the one that waits. An error in `compute` or `draw` shows its
     sentence and dims the picture, which is then that of older values; the next good value recovers. `refresh` does the
     same synchronously and raises: that is what tests call.
@@ -79,8 +98,10 @@ class View:
         words: Callable[[Any], str] | None = None,
         words_height: str = "32px",
         layout: Callable[[list[ipywidgets.Widget]], ipywidgets.Widget] | None = None,
+        at: Callable[[Figure, float, float], Mapping[str, Any]] | None = None,
     ):
         self.controls = dict(controls)
+        self._at = at
         self._compute, self._draw, self._words = compute, draw, words
         self._canvas = FigureCanvasAgg(figure)
         self._task: asyncio.Task | None = None
@@ -93,10 +114,16 @@ class View:
             format="png",
             layout=ipywidgets.Layout(width=f"{width}px", height=f"{height}px", max_width="100%", object_fit="contain"),
         )
-        self.status = ipywidgets.HTML(layout=ipywidgets.Layout(height=words_height, overflow="auto"))
+        # As wide as the picture, whatever the page.
+        words_layout = ipywidgets.Layout(height=words_height, width=f"{width}px", max_width="100%", overflow="auto")
+        self.status = ipywidgets.HTML(layout=words_layout).add_class(WORDS)
         rows = layout or (lambda widgets: ipywidgets.HBox(widgets, layout=ipywidgets.Layout(flex_flow="row wrap")))
+        browser = Browser()
+        if at:
+            self.image.add_class(CLICKABLE)
+            browser.observe(lambda change: self.click(*change["new"]), names="clicked")
         style = ipywidgets.HTML(_STYLE_SHEET, layout=ipywidgets.Layout(display="none"))
-        self.widget = stack(style, rows(list(self.controls.values())), self.status, self.image)
+        self.widget = stack(browser, style, rows(list(self.controls.values())), self.status, self.image)
         for control in self.controls.values():
             control.observe(self._moved, names="value")
         self.refresh()
@@ -126,6 +153,14 @@ class View:
         except Exception as error:
             self._show_error(error)
             raise
+
+    def click(self, x: float, y: float) -> None:
+        """What a click on the picture does, unless it is an older one. In fractions, from the left and from above."""
+        if STALE in self.image._dom_classes:
+            return
+        figure = self._canvas.figure
+        for name, value in self._at(figure, x * figure.bbox.width, (1 - y) * figure.bbox.height).items():
+            self.controls[name].value = value
 
     def close(self) -> None:
         """Let go of the controls and the figure."""

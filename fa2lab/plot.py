@@ -6,7 +6,7 @@ is never alone: what it says also stands in hatching, marks, lightness or words.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,6 +38,7 @@ __all__ = [
     "mark_row",
     "row_trace",
     "tile_map",
+    "under",
 ]
 
 MOST_LABELS = 48  # more tick strings than this do not fit a side
@@ -52,6 +53,14 @@ def figure(width: float = 9.6, height: float = 6.4) -> Figure:
 def footer(figure: Figure | SubFigure, text: str) -> None:
     """The line at the foot of a figure that says who computed it: kernel and adapter. A second call replaces it."""
     figure.supxlabel(text, x=0.01, ha="left", fontsize=8, color=CALM, parse_math=False)
+
+
+def under(axes: Iterable[Axes], x: float, y: float) -> tuple[int, float, float] | None:
+    """Which of the axes lies under these display coordinates, counted from 0, and its data coordinates there."""
+    for n, ax in enumerate(axes):
+        if ax.axison and ax.bbox.contains(x, y):
+            return n, *ax.transData.inverted().transform((x, y))
+    return None
 
 
 def heatmap(

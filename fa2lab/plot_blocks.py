@@ -257,6 +257,11 @@ class TileMap:
             x, y = j * self.blocks[1], i * self.blocks[0]
             self.box.set_bounds(x, y, min(self.blocks[1], self.size[1] - x), min(self.blocks[0], self.size[0] - y))
 
+    def under(self, x: float, y: float) -> tuple[int, int] | None:
+        """The query tile and K tile under display coordinates."""
+        found = plot.under([self.ax], x, y)
+        return found and (int(found[2] // self.blocks[0]), int(found[1] // self.blocks[1]))
+
 
 class Distance:
     """How far the walk is from where it ends, after each of its steps; zero stands on the lowest line."""

@@ -193,8 +193,8 @@ def head_gallery(*, device: Device | str | None = None, **values) -> View:
         "H": slider("H heads", "Number of heads", 6, 1, MOST_HEADS),
         "D": slider("D head size", "Numbers in one head's vectors", 16, 1, 128),
         "head": held,
-        "row": slider("query", "Query whose weights are shown", 0, 0, 31, live=True),
-        "key": slider("key", "Key whose weight is told", 0, 0, 31, live=True),
+        "row": slider("query", "Query whose weights are shown, by a click as well", 0, 0, 31, live=True),
+        "key": slider("key", "Key whose weight is told, by a click as well", 0, 0, 31, live=True),
         "pattern": choice("input", "Pattern of the input arrays", list(data.PATTERNS), "model"),
         "kernel": choice("kernel", "WGSL kernel that computes", of_kernels, start["kernel"]),
         "beside": choice("beside it", "Another kernel, or another input, to compare with", others, start["beside"]),
@@ -221,9 +221,18 @@ def head_gallery(*, device: Device | str | None = None, **values) -> View:
         lambda _, shown: shown.show(sheet),
         sheet.figure,
         words=lambda shown: style_sheet(mark, shown.thumbnails()) + shown.words,
-        words_height="100px",
+        words_height="72px",
         layout=_layout,
+        at=place,
     )
+
+
+def place(figure: Figure, x: float, y: float) -> dict[str, int]:
+    """The query and key of a gallery's picture under display coordinates, or what of them a panel shows."""
+    panel, at_x, at_y = plot.under(figure.axes, x, y) or (None, 0.0, 0.0)
+    query, key = {"row": round(at_y)}, {"key": round(at_x)}
+    # Two heads and their difference, the weights of a row, the entropy of each query's row, and distances.
+    return {0: query | key, 1: query | key, 2: query | key, 3: key, 4: {"row": round(at_x)}}.get(panel, {})
 
 
 _SERIAL = itertools.count()  # of the style sheets' class, which is of the whole page

@@ -209,8 +209,8 @@ def parity(*, kernel: str | Kernel = "fa2_forward", device: Device | str | None 
         "attn": tick("attn", "Also ask for the weights P, and judge them", True),
         "grad": tick("gradients", "Also run the backward pass and judge dQ, dK and dV", False),
         "worst": tick("show the worst row", "Show the worst place, whatever the sliders head and row say", True),
-        "head": slider("head", "Head whose errors are shown, counted over the batches", 0, 0, 1, live=True),
-        "row": slider("row", "Row whose values are shown", 0, 0, 64, live=True),
+        "head": slider("head", "Head whose errors are shown, over the batches; or click a cell", 0, 0, 1, live=True),
+        "row": slider("row", "Row whose values are shown; or click a cell", 0, 0, 64, live=True),
     }
     link = ipywidgets.dlink
     link((controls["default_scale"], "value"), (controls["scale"], "disabled"))
@@ -238,7 +238,8 @@ def parity(*, kernel: str | Kernel = "fa2_forward", device: Device | str | None 
         lambda _, shown: shown.show(sheet),
         sheet.figure,
         words=lambda shown: shown.words,
-        words_height="275px",
+        words_height="252px",
+        at=place,
     )
     contents = {
         "json": lambda: to_json(compute(**made.values).report()),
@@ -248,6 +249,12 @@ def parity(*, kernel: str | Kernel = "fa2_forward", device: Device | str | None 
     made.export = Export(contents, {"json": "report", "png": "figure", "svg": "figure"}, name="parity")
     made.widget.children = (*made.widget.children, made.export.widget)
     return made
+
+
+def place(figure: Figure, x: float, y: float) -> dict[str, int | bool]:
+    """The head and row of the error map's cell under display coordinates, which is then what is shown."""
+    found = plot.under(figure.axes[:1], x, y)
+    return {"worst": False, "head": round(found[2]), "row": round(found[1])} if found else {}
 
 
 def _heads(controls: Mapping[str, ipywidgets.Widget]) -> int:

@@ -76,6 +76,10 @@ class Projector:
             self._picture = picture
         return self._picture.show(shown.step)
 
+    def tile(self, x: float, y: float) -> tuple[int, int] | None:
+        """The query tile and K tile of the shown map under display coordinates."""
+        return self._picture and self._picture.map.under(x, y)
+
 
 def steps(
     *,
@@ -206,8 +210,8 @@ def step_through(*, device: Device | str | None = None, **values) -> View:
         "batch": slider("batch", "Batch that is shown", 0, 0, BATCHES - 1),
         "head": slider("head", "Head that is shown", 0, 0, HEADS - 1),
         "causal": tick("causal mask", "Each query sees itself and the keys before it", True),
-        "workgroup": slider("query tile", "The tile that the shown workgroup owns", 0, 0, 10_000, live=True),
-        "step": slider("tiles taken", "How many tiles of its walk the workgroup has taken", 0, 0, 10_000, live=True),
+        "workgroup": slider("query tile", "Tile of the shown workgroup; click on the map", 0, 0, 10_000, live=True),
+        "step": slider("tiles taken", "Tiles that the workgroup has taken; click on the map", 0, 0, 10_000, live=True),
     }
     start_at(controls, start)
     whole, step = controls["workgroup"], controls["step"]
@@ -215,11 +219,15 @@ def step_through(*, device: Device | str | None = None, **values) -> View:
         interval=MILLISECONDS, show_repeat=False, description="play", tooltip="Take one tile after another"
     )
 
+    def shape() -> dict:
+        """What decides which tiles are taken."""
+        return {name: controls[name].value for name in ("fills", "T", "tile", "causal")}
+
     def fit(_change=None) -> None:
         """Other walks, other numbers of workgroups and tiles; a slider beyond them goes to the end."""
-        shape = {name: controls[name].value for name in ("fills", "T", "tile", "causal")}
-        taken = _taken(**shape)
-        whole.description = "query tile" if shape["fills"] in ("O", "dQ") else "key tile"
+        run = shape()
+        taken = _taken(**run)
+        whole.description = "query tile" if run["fills"] in ("O", "dQ") else "key tile"
         whole.max = len(taken) - 1
         play.max = step.max = int(taken[whole.value].sum())
 
@@ -237,13 +245,26 @@ def step_through(*, device: Device | str | None = None, **values) -> View:
         above = [widget for widget in widgets if widget not in far]
         return ipywidgets.VBox([ipywidgets.HBox(above, layout=rows), ipywidgets.HBox(far, layout=rows)])
 
+    projector = Projector()
+
+    def place(_figure: Figure, x: float, y: float) -> dict[str, int]:
+        """On the map: the workgroup that takes this tile, after it has taken it."""
+        found = projector.tile(x, y)
+        if not found:
+            return {}
+        run = shape()
+        owner, other = found if run["fills"] in ("O", "dQ") else reversed(found)
+        taken = _taken(**run)[owner]
+        return {"workgroup": owner, "step": int(taken[: other + 1].sum())} if taken[other] else {}
+
     return View(
         controls,
         lambda **moved: steps(**moved, device=device),
-        Projector(),
+        projector,
         figure,
         words=lambda shown: shown.words,
         layout=layout,
+        at=place,
     )
 
 

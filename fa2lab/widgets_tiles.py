@@ -93,7 +93,7 @@ def tiles(*, device: Device | str | None = None, **values) -> View:
         "H": slider("H heads", "Number of heads", 2, 1, 8),
         "D": slider("D head size", "Numbers in one head's vectors", 16, 1, 128),
         "head": slider("head", "Head that is shown", 0, 0, 1, live=True),
-        "row": slider("row", "Query row whose trace is shown", 91, 0, 95, live=True),
+        "row": slider("row", "Query row whose trace is shown, by a click as well", 91, 0, 95, live=True),
         "tile": choice("tile Br×Bc", "Queries by keys of a tile", [("planned", ()), *map(tile_option, TILES)], ()),
         "pattern": choice("input", "Pattern of the input arrays", list(data.PATTERNS), "text"),
         "causal": tick("causal mask", "Each query sees itself and the keys before it", True),
@@ -108,5 +108,12 @@ def tiles(*, device: Device | str | None = None, **values) -> View:
         lambda _, shown: shown.show(sheet),
         sheet.figure,
         words=lambda shown: shown.words,
-        words_height="205px",
+        words_height="162px",
+        at=place,
     )
+
+
+def place(figure: Figure, x: float, y: float) -> dict[str, int]:
+    """The row of the weights under display coordinates."""
+    found = plot.under(figure.axes[:1], x, y)
+    return {"row": round(found[2])} if found else {}

@@ -15,7 +15,7 @@ from fa2lab import plot, plot_training
 from fa2lab.attention import attention
 from fa2lab.gpt import GPT
 from fa2lab.gpu import Device
-from fa2lab.live import Picture, View, paint, stack
+from fa2lab.live import Browser, Picture, View, paint, stack
 from fa2lab.trained import trained_model
 
 SIZE = (10.8, 7.2)  # inches, of the gallery
@@ -38,7 +38,7 @@ class LiveLoss:
         self._bar = tqdm(total=steps, desc=name, display=False)
         size = dict(width="691px", height="250px", max_width="100%", object_fit="contain")
         self.image = Picture(format="png", layout=ipywidgets.Layout(**size))
-        self.widget = stack(self._bar.container, self.image)
+        self.widget = stack(Browser(), self._bar.container, self.image)
         self._paint()
 
     def __call__(self, step: int, loss: float) -> None:

@@ -11,7 +11,7 @@ import matplotlib
 import numpy as np
 import pytest
 from matplotlib.image import imread
-from views import fresh
+from views import click, fresh
 
 import fa2lab as fa
 from fa2lab import heads, plot, plot_heads, widgets, widgets_heads
@@ -173,6 +173,19 @@ def test_head_query_and_key_run_no_kernel(monkeypatch):
     assert "gives key 9 " in fresh(view, key=9)
     with pytest.raises(TypeError):
         view.set(D=5)
+
+
+@pytest.mark.parametrize(
+    ("panel", "x", "y", "row", "key"),
+    [(0, 2, 7, 7, 2), (2, 4.4, 9.6, 10, 4), (3, 6, 0.1, 3, 6), (4, 8, 0.5, 8, 1), (5, 3, 0.1, 3, 1), (0, 30, 7, 3, 1)],
+)
+def test_a_click_goes_to_the_weight_under_the_pointer(panel, x, y, row, key):
+    """On the weights or their difference to both, on a row's weights to the key, on entropies to the query."""
+    view = widgets.head_gallery(device="numpy", T=12, H=3, D=4, head=0, row=3, key=1)
+    figure = view._canvas.figure
+    click(view, figure.axes[panel], x, y)
+    assert (view.values["row"], view.values["key"]) == (row, key)
+    assert f"Query {row} gives key {key} " in view.image.tooltip
 
 
 def test_there_is_a_button_a_head_and_each_wears_its_own_picture(pixels):

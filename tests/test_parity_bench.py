@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from views import dim, fresh
+from views import click, dim, fresh
 
 import fa2lab as fa
 from fa2lab import error_maps, parity_report, plot, plot_parity, widgets, widgets_export, widgets_parity
@@ -253,6 +253,16 @@ def test_the_worst_row_is_shown_unless_one_is_chosen():
 def test_bench_refuses_a_place_that_is_none(where):
     with pytest.raises(IndexError, match="must be from 0 to"):
         widgets.bench(T=20, H=2, device="numpy", **where)
+
+
+def test_a_click_on_the_error_map_chooses_its_cell():
+    view = widgets.parity(device="numpy", T=12, H=3, hd=4)
+    strip, attn = view._canvas.figure.axes[:2]
+    click(view, strip, 7.3, 1.8)
+    assert (view.values["worst"], view.values["head"], view.values["row"]) == (False, 2, 7)
+    assert "Shown is query 7 of batch 0, head 2" in view.image.tooltip
+    click(view, attn, 3, 3)
+    assert view.values["row"] == 7
 
 
 def test_the_time_is_said_and_labelled():

@@ -14,11 +14,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from views import count_figures, dim, fresh
+from views import click, count_figures, dim, fresh
 
 import fa2lab as fa
 from fa2lab import plot, widgets, widgets_failures, widgets_heads, widgets_parity, widgets_tiles
-from fa2lab.live import View
+from fa2lab.live import CLICKABLE, View
 from fa2lab.results import TILE_STATES
 
 
@@ -360,6 +360,20 @@ def test_set_raises_where_a_move_would_not():
     slow.gate.release(2)
     slow.slider.value = 14
     assert slow.shown[-1] == "picture 14"
+
+
+def test_a_click_on_the_weights_goes_to_that_row():
+    view = widgets.tiles(device="numpy", T=24, H=1, D=4, row=3)
+    weights, states = view._canvas.figure.axes[:2]
+    click(view, weights, 2, 17)
+    assert view.values["row"] == 17 and "alpha of row 17 " in view.image.tooltip
+    click(view, states, 2, 5)
+    assert view.values["row"] == 17
+
+
+def test_a_view_without_places_has_no_pointer_for_them():
+    view, slow = widgets.tiles(device="numpy", T=8, H=1, D=4, row=3).image, Slow().view.image
+    assert CLICKABLE in view._dom_classes and CLICKABLE not in slow._dom_classes
 
 
 def test_a_closed_view_follows_no_more():

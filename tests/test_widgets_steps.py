@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from views import count_figures, dim, fresh
+from views import click, count_figures, dim, fresh
 
 import fa2lab as fa
 from fa2lab import plot, plot_blocks, plot_steps, widgets, widgets_steps
@@ -466,6 +466,30 @@ def test_moves_leave_nothing_behind(gpu):
     gc.collect()
     assert count_figures() == figures and len(view._canvas.figure.findobj()) == artists
     assert gpu.memory.live_buffers == 0
+
+
+@pytest.mark.parametrize(
+    ("fills", "at", "workgroup", "step"),
+    [("O", (9, 19), 2, 3), ("dQ", (1, 3), 0, 1), ("dK", (1, 17), 0, 3), ("dV", (13, 9), 3, 1)],
+)
+def test_a_click_on_the_map_goes_to_that_tile(fills, at, workgroup, step):
+    """Tiles of 8 queries by 4 keys; `at` is (key, query)."""
+    view = widgets.step_through(device="numpy", **SMALL | dict(fills=fills))
+    (ax,) = [ax for ax in view._canvas.figure.axes if any(p.get_gid() == "mask" for p in ax.patches)]
+    click(view, ax, *at)
+    assert (view.values["workgroup"], view.values["step"]) == (workgroup, step)
+    shown = view.image.tooltip
+    click(view, ax, 19, 1)  # a tile that the mask hides
+    click(view, ax, -3, 1)  # beside the map
+    assert view.image.tooltip == shown
+
+
+def test_a_click_on_an_older_picture_goes_nowhere():
+    view = widgets.step_through(device="numpy", **SMALL)
+    (ax,) = [ax for ax in view._canvas.figure.axes if any(p.get_gid() == "mask" for p in ax.patches)]
+    view.image.dim(True)
+    click(view, ax, 9, 19)
+    assert view.values["workgroup"] == SMALL["workgroup"]
 
 
 def test_the_last_of_two_moves_wins(monkeypatch):

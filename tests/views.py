@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa2lab.live import STALE, View
@@ -18,6 +19,13 @@ def fresh(view: View, **values) -> str:
     assert view.image.value[:4] == PNG and view.image.value != before
     assert not dim(view)
     return view.image.tooltip
+
+
+def click(view: View, ax: Axes, x: float, y: float) -> None:
+    """Click on data coordinates, as the browser tells it: in fractions of the picture, from its upper left corner."""
+    width, height = ax.figure.bbox.size
+    across, up = ax.transData.transform((x, y))
+    view.click(across / width, 1 - up / height)
 
 
 def dim(view: View) -> bool:

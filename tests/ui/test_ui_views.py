@@ -73,6 +73,17 @@ def test_the_value_at_a_place_is_told_by_keyboard_alone(notebook):
     assert view.height() == height
 
 
+def test_the_value_under_the_pointer_is_told(notebook):
+    """The first picture spans 0.05 to 0.23 of the width and 0.06 to 0.47 of the height: 32 queries and keys."""
+    view = notebook.view(GALLERY)
+    view.click(0.1, 0.4)
+    view.wait_for_text("Query 26 gives key 6 ")
+    assert (view.number_at("query"), view.number_at("key")) == (26, 6)
+    view.click(0.5, 0.98)  # the footer
+    view.page.wait_for_timeout(300)
+    assert (view.number_at("query"), view.number_at("key")) == (26, 6)
+
+
 def test_other_numbers_of_heads_give_other_buttons(notebook):
     view = notebook.view(GALLERY)
     view.slider("H heads").focus()

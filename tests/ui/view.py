@@ -104,6 +104,12 @@ class View:
         self.page.mouse.move(x + pixels, y, steps=steps)
         self.page.mouse.up()
 
+    def click(self, x: float, y: float) -> None:
+        """Click on the picture, by fractions of it from the left and from above."""
+        self.image.scroll_into_view_if_needed()
+        box = self.image.bounding_box()
+        self.page.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
+
     def move(self, key: str) -> None:
         """Press a key that moves what has the focus, and wait for the new picture."""
         image = self.image.element_handle()
