@@ -28,7 +28,7 @@ from PIL import Image, ImageChops
 
 HERE = Path(__file__).parent
 MAX_BYTES = 400_000
-MAX_SHIFT = 16  # of 255, of a channel of a stored picture's pixel: too little to see
+MAX_SHIFT = 8  # of 255, of a channel of a stored picture's pixel: a colour map's faintest tints stay
 SECONDS_PER_CELL = 300
 PNG = "image/png"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"

@@ -197,7 +197,7 @@ def test_unknown_verb(shell):
         (["--port", "8899"], ["-m jupyterlab", "--port 8899"]),
         (["page", "--port=8899"], ["-m voila notebooks/page/workbench.ipynb", "--Voila.ip=127.0.0.1", "--port=8899"]),
         (["page", "--Voila.ip=0.0.0.0"], ["--no-browser --Voila.ip=0.0.0.0"]),
-        (["test", "-k", "a b"], ["-m pytest -k a b"]),
+        (["test", "-k", "a b"], ["-m pytest -n 2 --dist loadfile", " -k a b"]),
         (["notebooks", "--check"], ["notebooks/build.py --check"]),
         (["screenshots"], ["tests/ui/screenshots.py"]),
         (["doctor", "--verbose"], ["-m fa2lab doctor --verbose"]),
