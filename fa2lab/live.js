@@ -5,10 +5,12 @@ function name(view) {
   for (const label of view.querySelectorAll("label")) {
     const words = label.textContent.trim();
     for (const handle of label.parentElement.querySelectorAll("[role=slider]")) handle.ariaLabel = words;
-    for (const number of label.parentElement.querySelectorAll(".widget-readout")) number.ariaLabel = `${words}, as a number`;
+    for (const number of label.parentElement.querySelectorAll(".widget-readout")) {
+      number.ariaLabel = `${words}, as a number`;
+    }
   }
   for (const icon of view.querySelectorAll(".widget-play button i")) {
-    icon.parentElement.ariaLabel = icon.className.match(/fa-(\w+)/)[1]; // play, pause, stop, repeat
+    icon.parentElement.ariaLabel = icon.className.match(/fa-(\w+)/)?.[1]; // play, pause, stop, repeat
   }
   for (const image of view.querySelectorAll("img")) image.alt = image.title;
 }
@@ -27,9 +29,7 @@ export default {
     let frame, view;
     const observer = new MutationObserver(() => name(view));
     const click = (event) => {
-      if (!event.target.matches("img.widget-image")) return;
-      model.set("clicked", place(event.target, event));
-      model.save_changes();
+      if (event.target.matches("img.fa2lab-clickable")) model.send(place(event.target, event));
     };
     const begin = () => {
       view = el.closest(".fa2lab-view");

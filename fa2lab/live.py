@@ -6,6 +6,7 @@ import asyncio
 import html
 import io
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -40,12 +41,18 @@ class Picture(ipywidgets.Image):
 class Browser(anywidget.AnyWidget):
     """Unseen in a view: what runs in the browser, `live.js`.
 
-    It gives controls and picture the names that a screen reader says, and tells where the picture was clicked last:
-    `clicked`, fractions of it from the left and from above.
+    It gives controls and picture the names that a screen reader says. A click on a picture of class `CLICKABLE` calls
+    the method `clicked` with where that was, in fractions of the picture from the left and from above.
     """
 
     _esm = Path(__file__).with_name("live.js")
-    clicked = traitlets.List(traitlets.Float()).tag(sync=True)
+
+    def __init__(self, clicked: Callable[[float, float], None] | None = None):
+        super().__init__(layout=ipywidgets.Layout(display="none"))
+        if clicked:
+            method = weakref.WeakMethod(clicked)  # ipywidgets keeps a widget for good, which must not keep its view
+            # A message, not a value that is synced: the same place may be clicked twice.
+            self.on_msg(lambda _widget, place, _buffers: (act := method()) and act(*place))
 
     def __repr__(self) -> str:
         """Without the address in memory, which an output stored as text would show."""
@@ -53,14 +60,12 @@ class Browser(anywidget.AnyWidget):
 
 
 def stack(browser: Browser, *widgets: ipywidgets.Widget) -> ipywidgets.VBox:
-    """The widgets below one another as a view, with the browser's half of it."""
-    browser.layout.display = "none"
-    box = ipywidgets.VBox([browser, *widgets])
-    return box.add_class("fa2lab-view")  # by which live.js finds it
+    """The widgets one below another, with the unseen one that runs `live.js`."""
+    return ipywidgets.VBox([browser, *widgets]).add_class("fa2lab-view")  # by which live.js finds them
 
 
 def paint(canvas: FigureCanvasAgg) -> bytes:
-    """The canvas's figure as PNG, packed loosely: of a redraw, packing it well would take half."""
+    """The canvas's figure as PNG, hardly compressed, which would otherwise take half of a redraw's time."""
     png = io.BytesIO()
     canvas.print_png(png, pil_kwargs={"compress_level": 1})
     return png.getvalue()
@@ -68,6 +73,7 @@ def paint(canvas: FigureCanvasAgg) -> bytes:
 
 # One worker for all views: one kernel run in flight, and no two threads in matplotlib.
 WORKER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fa2lab-view")
+_ONE_AT_A_TIME = threading.Lock()  # the worker's move of one view, and another that is made or set in the main thread
 
 
 class View:
@@ -80,8 +86,8 @@ class View:
     `words(result)`: HTML shown above the picture, say a verdict; optional. It gets `words_height`, whatever it says, so
     that the picture stays where it is.
 
-    `at(figure, x, y)`: where controls go when the picture is clicked at these display coordinates of matplotlib's, by
-    name, empty for nowhere. Optional, and a shortcut: the controls do the same by keyboard.
+    `at(figure, x, y)`: new values for controls, by name, for a click at (x, y) in matplotlib's display coordinates; {}
+    for none. Optional, and a shortcut: the controls do the same by keyboard.
 
     A move while a computation is in flight replaces the one that waits. An error in `compute` or `draw` shows its
     sentence and dims the picture, which is then that of older values; the next good value recovers. `refresh` does the
@@ -107,7 +113,6 @@ class View:
         self._task: asyncio.Task | None = None
         self._wanted = False  # a control moved since the last computation started
         self._refreshes = 0  # so that a computation in flight does not overtake a later refresh
-        self._serial = threading.Lock()  # a test's refresh and the worker never draw at once
         width, height = (int(inches * 96) for inches in figure.get_size_inches())
         # The height is fixed, so that nothing below the picture ever moves.
         self.image = Picture(
@@ -118,12 +123,11 @@ class View:
         words_layout = ipywidgets.Layout(height=words_height, width=f"{width}px", max_width="100%", overflow="auto")
         self.status = ipywidgets.HTML(layout=words_layout).add_class(WORDS)
         rows = layout or (lambda widgets: ipywidgets.HBox(widgets, layout=ipywidgets.Layout(flex_flow="row wrap")))
-        browser = Browser()
+        self._browser = Browser(self.click if at else None)
         if at:
             self.image.add_class(CLICKABLE)
-            browser.observe(lambda change: self.click(*change["new"]), names="clicked")
         style = ipywidgets.HTML(_STYLE_SHEET, layout=ipywidgets.Layout(display="none"))
-        self.widget = stack(browser, style, rows(list(self.controls.values())), self.status, self.image)
+        self.widget = stack(self._browser, style, rows(list(self.controls.values())), self.status, self.image)
         for control in self.controls.values():
             control.observe(self._moved, names="value")
         self.refresh()
@@ -149,13 +153,13 @@ class View:
         """Compute and draw for the controls as they stand, now. Raises what `compute` and `draw` raise."""
         self._refreshes += 1
         try:
-            self._show(*self._render(self.values))
+            self._show(*self._render(self.values, self._refreshes))
         except Exception as error:
             self._show_error(error)
             raise
 
     def click(self, x: float, y: float) -> None:
-        """What a click on the picture does, unless it is an older one. In fractions, from the left and from above."""
+        """A click on the picture, in fractions from the left and from above; ignored while the picture is dimmed."""
         if STALE in self.image._dom_classes:
             return
         figure = self._canvas.figure
@@ -166,6 +170,7 @@ class View:
         """Let go of the controls and the figure."""
         for control in self.controls.values():
             control.unobserve(self._moved, names="value")
+        self._browser.close()
         self.widget.close()
 
     def _ipython_display_(self) -> None:
@@ -192,19 +197,22 @@ class View:
         loop = asyncio.get_running_loop()
         while self._wanted:
             self._wanted, refreshes = False, self._refreshes
+            shown = error = None
             try:
-                shown = await loop.run_in_executor(WORKER, self._render, self.values)
-            except Exception as error:
-                if not self._wanted and refreshes == self._refreshes:
-                    self._show_error(error)
+                shown = await loop.run_in_executor(WORKER, self._render, self.values, refreshes)
+            except Exception as raised:
+                error = raised
+            if self._wanted or refreshes != self._refreshes:
+                continue  # a newer request waits, or came first: this is no longer what the controls say
+            if error:
+                self._show_error(error)
             else:
-                if (
-                    not self._wanted and refreshes == self._refreshes
-                ):  # else a newer request waits, and this is no longer what the controls say
-                    self._show(*shown)
+                self._show(*shown)
 
-    def _render(self, values: dict[str, Any]) -> tuple[bytes, str, str]:
-        with self._serial:
+    def _render(self, values: dict[str, Any], refreshes: int) -> tuple[bytes, str, str] | None:
+        with _ONE_AT_A_TIME:
+            if refreshes != self._refreshes:  # overtaken while it waited: the figure stays that of the picture
+                return None
             result = self._compute(**values)
             text = self._draw(self._canvas.figure, result)
             return paint(self._canvas), text, self._words(result) if self._words else ""

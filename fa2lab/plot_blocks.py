@@ -260,7 +260,13 @@ class TileMap:
     def under(self, x: float, y: float) -> tuple[int, int] | None:
         """The query tile and K tile under display coordinates."""
         found = plot.under([self.ax], x, y)
-        return found and (int(found[2] // self.blocks[0]), int(found[1] // self.blocks[1]))
+        if not found:
+            return None
+        # The map's far edges belong to its last tiles.
+        return tuple(
+            min(int(at // block), (n - 1) // block)
+            for at, block, n in zip(found[:0:-1], self.blocks, self.size, strict=True)
+        )
 
 
 class Distance:

@@ -231,8 +231,8 @@ def bench(
     largest = ", ".join(f"{r.field} {r.error:.1e} of {r.allowed:.1e} allowed" for r in judged)
     verdict = "within float32" if all(r.ok for r in judged) else "not within float32"
     return (
-        f"Parity bench of {result.label}: {verdict}; largest errors {largest}. Shown is {rows} {row} of {place}: "
-        f"column {d} of {field} is {got[row, d]:.9g}, expected {true[row, d]:.9g}."
+        f"Parity bench of {result.label}, {result.problem}: {verdict}; largest errors {largest}. Shown is {rows} {row} "
+        f"of {place}: column {d} of {field} is {got[row, d]:.9g}, expected {true[row, d]:.9g}."
     )
 
 

@@ -1,4 +1,4 @@
-"""A sheet of panels, drawn again and again: what a panel shows still is neither drawn nor painted a second time.
+"""A sheet of panels, drawn again and again: what has not changed in a panel is neither drawn nor painted anew.
 
 Clearing axes, dressing them and painting their numbers takes longer than a hand takes to move a slider. So a picture
 tells its sheet which part of a panel comes of which inputs, and draws over it what moves.
@@ -44,13 +44,14 @@ class Sheet:
         """What `draw(ax, *inputs, **options)` returns, which is called only if this panel's last call was another.
 
         draw: clears the Axes, and draws what nothing but the inputs decides. Whatever was drawn over it goes.
+        Inputs are kept to compare with: an array must not be changed in place afterwards.
         """
         return self._panels[ax].still(draw, inputs, options)
 
     def over(self, *artists: Artist) -> None:
         """Say which parts of still panels have been set anew since `still`: an axis, a title, a line of the panel.
 
-        What was added to the panel since then counts as such without a word.
+        Artists added to the panel since then need not be named.
         """
         for artist in artists:
             self._panels[artist.axes].moved.add(artist)
@@ -58,8 +59,8 @@ class Sheet:
 
 def same(a: Any, b: Any) -> bool:
     """Whether two inputs are equal in kind, order and value, arrays bit by bit."""
-    if type(a) is not type(b):
-        return False
+    if a is b or type(a) is not type(b):
+        return a is b
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if isinstance(a, dict):
@@ -94,7 +95,7 @@ class _Panel:
         return self._made
 
     def above(self) -> list[Artist]:
-        """What stands above the pixels, from below: all that moves, and all of the content that is drawn after it.
+        """What stands above the pixels, from below: the first part that moves, and all content drawn after that.
 
         An axis, a title, a legend or a colour bar stands beside the content and covers none of it.
         """
@@ -119,9 +120,11 @@ class _Panel:
         self.ax.figure.patch.draw(renderer)
         for part in above:
             part.set_animated(True)  # which leaves it out
-        self.ax.draw(renderer)
-        for part in above:
-            part.set_animated(False)
+        try:
+            self.ax.draw(renderer)
+        finally:
+            for part in above:
+                part.set_animated(False)
         pixels = _pixels(renderer)
         rows, columns = (np.flatnonzero((pixels != empty).any(axis)) for axis in (1, 0))
         self.corner = rows.min(initial=len(empty)), columns.min(initial=empty.shape[1])

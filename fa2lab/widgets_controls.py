@@ -61,10 +61,8 @@ def view(
     values: Mapping[str, Any],
     *,
     words_height: str,
-    words: Callable[[Any], str] | None = None,
-    layout: Callable[[list[ipywidgets.Widget]], ipywidgets.Widget] | None = None,
 ) -> View:
-    """A View whose result draws itself (`result.draw(figure)`) and says `result.words`, or what `words` makes of it.
+    """A View whose result draws itself (`result.draw(figure)`) and says `result.words`.
 
     size: of the figure, in inches. values: where controls start, by name.
     """
@@ -74,7 +72,6 @@ def view(
         compute,
         lambda figure, shown: shown.draw(figure),
         plot.figure(*size),
-        words=words or (lambda shown: shown.words),
+        words=lambda shown: shown.words,
         words_height=words_height,
-        layout=layout,
     )

@@ -38,7 +38,8 @@ class LiveLoss:
         self._bar = tqdm(total=steps, desc=name, display=False)
         size = dict(width="691px", height="250px", max_width="100%", object_fit="contain")
         self.image = Picture(format="png", layout=ipywidgets.Layout(**size))
-        self.widget = stack(Browser(), self._bar.container, self.image)
+        self._browser = Browser()
+        self.widget = stack(self._browser, self._bar.container, self.image)
         self._paint()
 
     def __call__(self, step: int, loss: float) -> None:
@@ -58,6 +59,7 @@ class LiveLoss:
     def close(self) -> None:
         """Let go of the bar and the picture."""
         self._bar.close()
+        self._browser.close()
         self.widget.close()
 
     def _paint(self) -> None:

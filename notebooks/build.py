@@ -205,7 +205,7 @@ def pack(notebook: NotebookNode) -> NotebookNode:
 
 
 def packed(png: bytes) -> bytes:
-    """A picture in a third of the bytes: with a palette, if that moves no pixel's colour by more than `MAX_SHIFT`.
+    """A PNG in fewer bytes: with a palette, if that moves no pixel's colour by more than `MAX_SHIFT`.
 
     Else it keeps all its colours. An alpha channel goes where it is 1 everywhere.
     """

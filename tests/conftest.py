@@ -89,7 +89,7 @@ def nothing_stays_on_a_device() -> Iterator[None]:
         assert device.memory.live_bytes == 0
 
 
-# Two workers share the files of the suite: who gets the longest last would end alone.
+# Two workers share the files of the suite: a long file started last would keep one of them busy alone.
 LONGEST_FIRST = (
     "ui/test_ui_notebooks.py",
     "test_notebooks.py",

@@ -7,6 +7,7 @@ import gc
 import inspect
 import os
 import threading
+import weakref
 from pathlib import Path
 
 import ipywidgets
@@ -374,6 +375,56 @@ def test_a_click_on_the_weights_goes_to_that_row():
 def test_a_view_without_places_has_no_pointer_for_them():
     view, slow = widgets.tiles(device="numpy", T=8, H=1, D=4, row=3).image, Slow().view.image
     assert CLICKABLE in view._dom_classes and CLICKABLE not in slow._dom_classes
+
+
+def test_two_views_never_compute_or_draw_at_once():
+    """One follows its slider in the worker, the other is set meanwhile, as by a cell that runs."""
+
+    async def scenario(slow: Slow):
+        other = Slow()
+        slow.slider.value = 1
+        await slow.until(lambda: slow.started[-1] == 1)
+        other.gate.release(100)
+        setting = asyncio.create_task(asyncio.to_thread(other.view.set, n=5))
+        await asyncio.sleep(0.2)
+        assert other.started == [0], "it waits"
+        await slow.settled()
+        await setting
+        assert other.started == [0, 5] and other.shown == ["picture 5"]
+
+    in_a_loop(scenario)
+
+
+def test_an_overtaken_move_never_reaches_the_figure():
+    """It waits behind another view while this one is set. The figure, which tells where a click is, stays as shown."""
+
+    async def scenario(slow: Slow):
+        other = Slow()
+        slow.slider.value = 1
+        await slow.until(lambda: slow.started[-1] == 1)
+        other.slider.value = 3
+        await asyncio.sleep(0.05)  # its move waits for the worker
+        other.gate.release(100)
+        setting = asyncio.create_task(asyncio.to_thread(other.view.set, n=5))
+        await asyncio.sleep(0.05)
+        await slow.settled()
+        await setting
+        await slow.until(lambda: other.view._task.done())
+        assert other.started == [0, 5]
+        assert [text.get_text() for text in other.view._canvas.figure.texts] == ["5"]
+
+    in_a_loop(scenario)
+
+
+def test_a_closed_view_lets_go_of_its_figure():
+    view = widgets.tiles(device="numpy", T=8, H=1, D=4, row=3)
+    figure = weakref.ref(view._canvas.figure)
+    view.close()
+    for control in view.controls.values():
+        control.close()  # ipywidgets keeps what is not closed
+    del view, control
+    gc.collect()
+    assert figure() is None
 
 
 def test_a_closed_view_follows_no_more():

@@ -484,6 +484,14 @@ def test_a_click_on_the_map_goes_to_that_tile(fills, at, workgroup, step):
     assert view.image.tooltip == shown
 
 
+def test_the_edges_of_the_map_belong_to_its_last_tiles():
+    tiles = drawn(small()).map
+    box = tiles.ax.bbox
+    assert tiles.under(box.x1, box.y0) == (2, 4)
+    assert tiles.under(box.x0 + 0.01, box.y1 - 0.01) == (0, 0)
+    assert tiles.under(box.x1 + 1, box.y0) is None
+
+
 def test_a_click_on_an_older_picture_goes_nowhere():
     view = widgets.step_through(device="numpy", **SMALL)
     (ax,) = [ax for ax in view._canvas.figure.axes if any(p.get_gid() == "mask" for p in ax.patches)]

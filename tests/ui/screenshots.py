@@ -15,7 +15,7 @@ sys.path.insert(0, str(lab_server.CHECKOUT / "notebooks"))
 import build  # noqa: E402 - how `./lab notebooks` packs its pictures
 
 DOCS = lab_server.CHECKOUT / "docs"
-MAX_BYTES = 350_000
+MAX_BYTES = 450_000
 SHARPNESS = 1.25  # screen pixels to a pixel of the page: as many as the figures have
 MARGIN = 12  # pixels of the page, left and right
 HEIGHT = 1900  # of the window, so that a whole view is on the page at once

@@ -178,10 +178,16 @@ class View:
             text: contrast for text, contrast in self.contrasts().items() if contrast < READABLE and text not in off
         }
 
+    def background(self) -> list[float]:
+        """Red, green and blue of what lies behind the view."""
+        return self.whole.evaluate(f"view => {BEHIND}(view)")
+
     def unlabelled(self) -> list[str]:
         """What has no name that a screen reader can say, and sliders without a hint; empty where all is well."""
         self.show()
-        return self.whole.evaluate(UNLABELLED)
+        looked_at, without = self.whole.evaluate(UNLABELLED)
+        assert looked_at, "there is no control on the page"
+        return without
 
 
 READABLE = 4.5  # the contrast that WCAG 2 asks of text
@@ -193,9 +199,18 @@ UNLABELLED = """view => {
         'select, input': c => [...c.labels].map(label => label.innerText).join(''),
         'button': c => c.ariaLabel || c.innerText,
     }
-    return Object.entries(named).flatMap(([which, name]) => [...view.querySelectorAll(which)].filter(
-        c => c.checkVisibility() && !/[a-z]{3}|[0-9]/i.test(name(c) || '')).map(c => c.outerHTML))
+    const all = Object.entries(named).flatMap(([which, name]) => [...view.querySelectorAll(which)]
+        .filter(c => c.checkVisibility()).map(c => [c, name(c) || '']))
+    return [all.length, all.filter(([, says]) => !/[a-z]{3}|[0-9]/i.test(says)).map(([c]) => c.outerHTML)]
 }"""
+
+BEHIND = """(element => {
+    for (; element; element = element.parentElement) {
+        const [r, g, b, a = 1] = getComputedStyle(element).backgroundColor.match(/[0-9.]+/g).map(Number)
+        if (a === 1) return [r, g, b]
+    }
+    return [255, 255, 255]
+})"""
 
 # For each text: its colour's luminance against that of the first opaque background around it.
 CONTRASTS = """view => {
@@ -204,13 +219,7 @@ CONTRASTS = """view => {
         return 0.2126 * x + 0.7152 * y + 0.0722 * z
     }
     const numbers = colour => colour.match(/[0-9.]+/g).map(Number)
-    const behind = element => {
-        for (; element; element = element.parentElement) {
-            const [r, g, b, a = 1] = numbers(getComputedStyle(element).backgroundColor)
-            if (a === 1) return [r, g, b]
-        }
-        return [255, 255, 255]
-    }
+    const behind = BEHIND
     const found = {}
     const walker = document.createTreeWalker(view, NodeFilter.SHOW_TEXT)
     for (let node = walker.nextNode(); node; node = walker.nextNode()) {
@@ -221,4 +230,4 @@ CONTRASTS = """view => {
         found[text] = Math.min(found[text] ?? 21, (high + 0.05) / (low + 0.05))
     }
     return found
-}"""
+}""".replace("BEHIND", BEHIND)
