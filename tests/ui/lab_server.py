@@ -101,11 +101,10 @@ def _environment(home: str) -> dict[str, str]:
         "IPYTHONDIR": "ipython",
     }
     environment |= {name: os.path.join(home, folder) for name, folder in folders.items()}
-    paths = [
-        str(CHECKOUT),
-        *filter(None, [environment.get("PYTHONPATH")]),
-    ]  # the notebooks lie elsewhere, the code here
-    return environment | {"PYTHONPATH": os.pathsep.join(paths)}
+    # The notebooks lie elsewhere, the code here.
+    paths = [str(CHECKOUT), *filter(None, [environment.get("PYTHONPATH")])]
+    # A bar that a busy machine shows would count as words on stderr.
+    return environment | {"PYTHONPATH": os.pathsep.join(paths), "TQDM_DISABLE": "1"}
 
 
 def _wait_for(address: str, process: subprocess.Popen, log: Path) -> None:
