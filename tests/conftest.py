@@ -91,18 +91,19 @@ def nothing_stays_on_a_device() -> Iterator[None]:
 
 # Two workers share the files of the suite: a long file started last would keep one of them busy alone.
 LONGEST_FIRST = (
-    "ui/test_ui_notebooks.py",
-    "test_notebooks.py",
-    "test_tiled.py",
-    "test_backward.py",
-    "test_semantics.py",
+    "/ui/test_ui_notebooks.py",
+    "/test_notebooks.py",
+    "/ui/",
+    "/test_tiled.py",
+    "/test_backward.py",
+    "/test_semantics.py",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         path = item.path.as_posix()
-        return next((i for i, name in enumerate(LONGEST_FIRST) if path.endswith(f"/{name}")), len(LONGEST_FIRST))
+        return next((i for i, part in enumerate(LONGEST_FIRST) if part in path), len(LONGEST_FIRST))
 
     items.sort(key=place)
 
