@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from fa2lab.plot import footer, heatmap, mark_row
 from fa2lab.plot_bars import byte_bars, error_bars
 from fa2lab.plot_sheet import Sheet
-from fa2lab.plot_style import BOUND, CALM, INK, KERNEL, LEGEND, PLAIN
+from fa2lab.plot_style import BOUND, CALM, INK, KERNEL, LEGEND, PLAIN, columns
 
 if TYPE_CHECKING:
     from fa2lab.error_maps import TileSize
@@ -81,17 +81,8 @@ def _row_values(
     sheet.over(above.yaxis, said, *values.values(), below.yaxis, *errors.values())
 
 
-def _columns(ax: Axes, n: int, *, numbered: bool) -> None:
-    ax.clear()
-    ax.grid(axis="y", color="#e3e5e8", linewidth=0.7)
-    ax.set_axisbelow(True)
-    ax.set_xlim(-0.5, max(n - 0.5, 0.5))
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
-    ax.tick_params(labelsize=8, labelbottom=numbered)
-
-
 def _values(ax: Axes, n: int) -> dict[str, Line2D]:
-    _columns(ax, n, numbered=False)
+    columns(ax, n, numbered=False)
     lines, zeros = {}, np.zeros((2, n))
     style = dict(color=PLAIN, linewidth=4, solid_capstyle="round")
     (lines["expected"],) = ax.plot(np.arange(n), zeros[0], "-", label="expected", gid="expected", **style)
@@ -102,7 +93,7 @@ def _values(ax: Axes, n: int) -> dict[str, Line2D]:
 
 
 def _errors(ax: Axes, n: int) -> dict[str, Line2D]:
-    _columns(ax, n, numbered=True)
+    columns(ax, n, numbered=True)
     ax.axhline(0, color=BOUND, linewidth=0.9)
     lines = {}
     for name, marker, colour, fill in (("kernel", "o", KERNEL, "full"), ("plain float32", "D", "#9a6700", "none")):

@@ -9,10 +9,9 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from fa2lab.plot_sheet import Sheet
-from fa2lab.plot_style import CALM, KERNEL, LEGEND, PLAIN
+from fa2lab.plot_style import CALM, KERNEL, LEGEND, PLAIN, columns
 from fa2lab.results import FULL, PARTIAL, SKIPPED, TILE_STATES, Trace
 
 SAYS = {"m": "m, maximum so far", "l": "l, sum so far", "alpha": "alpha, rescale"}
@@ -74,18 +73,9 @@ def _row_trace(
     return [*moved, *distances.values(), axes[0].set_title(title, fontsize=10, pad=22, y=1.0)]
 
 
-def _start(ax: Axes, n: int, *, numbered: bool) -> None:
-    ax.clear()
-    ax.grid(axis="y", color="#e3e5e8", linewidth=0.7)
-    ax.set_axisbelow(True)
-    ax.set_xlim(-0.5, max(n - 0.5, 0.5))
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, min_n_ticks=1))
-    ax.tick_params(labelsize=8, labelbottom=numbered)
-
-
 def _recorded(ax: Axes, label: str, n: int, kinds: tuple[int, ...]) -> tuple[Line2D, dict[int, Line2D]]:
     """Axes of one number over n tiles; `kinds`: the marks that its legend tells, for which there is one."""
-    _start(ax, n, numbered=False)
+    columns(ax, n, numbered=False, most=12)
     (true,) = ax.plot(
         [], [], "-", color=PLAIN, linewidth=3.5, solid_capstyle="round", label="NumPy float64", gid="exact"
     )
@@ -102,7 +92,7 @@ def _recorded(ax: Axes, label: str, n: int, kinds: tuple[int, ...]) -> tuple[Lin
 
 
 def _distances(ax: Axes, n: int) -> dict[str, Line2D]:
-    _start(ax, n, numbered=True)
+    columns(ax, n, numbered=True, most=12)
     lines = {}
     for name, marker in zip(SAYS, "v^s", strict=True):
         style = dict(color=CALM, fillstyle="none", markersize=5, label=name, gid=f"distance {name}")

@@ -9,6 +9,7 @@ import ipywidgets
 
 from fa2lab import plot
 from fa2lab.live import View
+from fa2lab.plot_sheet import Sheet
 
 STYLE: dict[str, Any] = dict(style={"description_width": "84px"}, layout={"width": "300px"})
 # A kernel run and a figure take longer than a drag's steps; the number follows the hand, the picture the release.
@@ -74,4 +75,29 @@ def view(
         plot.figure(*size),
         words=lambda shown: shown.words,
         words_height=words_height,
+    )
+
+
+def sheet_view(
+    controls: dict[str, ipywidgets.Widget],
+    compute: Callable[..., Any],
+    size: tuple[float, float],
+    *,
+    words_height: str,
+    words: Callable[[Any], str] = lambda shown: shown.words,
+    **options: Any,
+) -> View:
+    """A View whose result draws on a sheet (`result.show(sheet)`): what has not changed there is not drawn anew.
+
+    size: of the figure, in inches. options: `View`'s layout and at.
+    """
+    sheet = Sheet(plot.figure(*size), keep=True)
+    return View(
+        controls,
+        compute,
+        lambda _figure, shown: shown.show(sheet),
+        sheet.figure,
+        words=words,
+        words_height=words_height,
+        **options,
     )

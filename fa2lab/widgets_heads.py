@@ -21,7 +21,7 @@ from fa2lab.live import View
 from fa2lab.plot_heads import HeldHead
 from fa2lab.plot_sheet import Sheet
 from fa2lab.results import Result
-from fa2lab.widgets_controls import choice, slider, start_at, tick
+from fa2lab.widgets_controls import choice, sheet_view, slider, start_at, tick
 
 GALLERY_SIZE = (10.8, 6.6)  # inches
 MOST_HEADS = 12
@@ -214,12 +214,10 @@ def head_gallery(*, device: Device | str | None = None, **values) -> View:
     mark = f"fa2lab-heads-{next(_SERIAL)}"
     held.add_class(mark)
     start_at(controls, start)
-    sheet = Sheet(plot.figure(*GALLERY_SIZE), keep=True)
-    return View(
+    return sheet_view(
         controls,
         lambda **moved: gallery(**moved, device=device),
-        lambda _, shown: shown.show(sheet),
-        sheet.figure,
+        GALLERY_SIZE,
         words=lambda shown: style_sheet(mark, shown.thumbnails()) + shown.words,
         words_height="72px",
         layout=_layout,

@@ -13,12 +13,12 @@ import ipywidgets
 import numpy as np
 from matplotlib.figure import Figure
 
-from fa2lab import plot, plot_merge
+from fa2lab import plot_merge
 from fa2lab.live import View
 from fa2lab.merge import ORDERS, Tree, split_and_merge
 from fa2lab.plot_merge import Joint
 from fa2lab.plot_sheet import Sheet
-from fa2lab.widgets_controls import STYLE, choice, slider, start_at
+from fa2lab.widgets_controls import STYLE, choice, sheet_view, slider, start_at
 from fa2lab.widgets_softmax import ROWS
 
 MERGE_SIZE = (10.8, 6.2)  # inches
@@ -278,13 +278,10 @@ def merge_tree(**values) -> View:
     def compute(cuts: str, by_hand: str, **moved) -> Merges:
         return merges(cuts=keys_of(cuts), by_hand=keys_of(by_hand), **moved)
 
-    sheet = Sheet(plot.figure(*MERGE_SIZE), keep=True)
-    return View(
+    return sheet_view(
         controls,
         compute,
-        lambda _, shown: shown.show(sheet),
-        sheet.figure,
-        words=lambda shown: shown.words,
+        MERGE_SIZE,
         words_height="136px",
         layout=layout,
     )

@@ -26,7 +26,7 @@ from fa2lab.parity import Comparison, Row, compare
 from fa2lab.parity_report import report, to_json
 from fa2lab.plot_sheet import Sheet
 from fa2lab.results import Gradients, Result
-from fa2lab.widgets_controls import SLIDER_STYLE, STYLE, choice, slider, start_at, tick
+from fa2lab.widgets_controls import SLIDER_STYLE, STYLE, choice, sheet_view, slider, start_at, tick
 from fa2lab.widgets_export import Export
 
 BENCH_SIZE = (10.8, 11.0)  # inches
@@ -231,13 +231,10 @@ def parity(*, kernel: str | Kernel = "fa2_forward", device: Device | str | None 
         return bench(scale=None if default_scale else scale, **moved, **at, device=device)
 
     start_at(controls, values)
-    sheet = Sheet(plot.figure(*BENCH_SIZE), keep=True)
-    made = View(
+    made = sheet_view(
         controls,
         compute,
-        lambda _, shown: shown.show(sheet),
-        sheet.figure,
-        words=lambda shown: shown.words,
+        BENCH_SIZE,
         words_height="252px",
         at=place,
     )

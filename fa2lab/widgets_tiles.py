@@ -17,7 +17,7 @@ from fa2lab.parity import Comparison, compare_traces
 from fa2lab.plot_sheet import Sheet
 from fa2lab.results import Result, Trace
 from fa2lab.tiles import TILES
-from fa2lab.widgets_controls import choice, slider, start_at, tick, tile_option
+from fa2lab.widgets_controls import choice, sheet_view, slider, start_at, tick, tile_option
 
 WALK_SIZE = (10.4, 7.0)  # inches
 
@@ -101,13 +101,10 @@ def tiles(*, device: Device | str | None = None, **values) -> View:
     ipywidgets.dlink((controls["H"], "value"), (controls["head"], "max"), lambda H: H - 1)
     ipywidgets.dlink((controls["T"], "value"), (controls["row"], "max"), lambda T: T - 1)
     start_at(controls, values)
-    sheet = Sheet(plot.figure(*WALK_SIZE), keep=True)
-    return View(
+    return sheet_view(
         controls,
         lambda **moved: walk(**moved, device=device),
-        lambda _, shown: shown.show(sheet),
-        sheet.figure,
-        words=lambda shown: shown.words,
+        WALK_SIZE,
         words_height="162px",
         at=place,
     )

@@ -246,14 +246,12 @@ def build(path: Path) -> None:
 
 def find(names: list[str]) -> list[Path]:
     """The notebooks of these names, with or without folder and suffix, or all of them. Raises `ValueError`."""
-    every = sorted(HERE.glob("*.ipynb"))
-    if not names:
-        return every
-    wanted = [HERE / f"{Path(name).name.removesuffix('.ipynb')}.ipynb" for name in names]
-    for path in wanted:
-        if path not in every:
-            raise ValueError(f"there is no notebook {path.stem}; there are {', '.join(p.stem for p in every)}")
-    return wanted
+    every = {path.stem: path for path in (*sorted(HERE.glob("*.ipynb")), *sorted(HERE.glob("page/*.ipynb")))}
+    wanted = [Path(name).name.removesuffix(".ipynb") for name in names]
+    for name in wanted:
+        if name not in every:
+            raise ValueError(f"there is no notebook {name}; there are {', '.join(every)}")
+    return [every[name] for name in wanted or every]
 
 
 def main(names: list[str]) -> int:

@@ -18,12 +18,13 @@ from fa2lab import plot
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+PAGES = sorted(FOLDER.glob("page/*.ipynb"))  # built as they are, but no course of cells with a question
 
 spec = importlib.util.spec_from_file_location("notebooks_build", FOLDER / "build.py")
 build = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(build)
 
-each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+each = pytest.mark.parametrize("path", NOTEBOOKS + PAGES, ids=lambda path: path.stem)
 
 PICTURE = "from IPython.display import Image\nImage(data=bytes.fromhex('89504e470d0a1a0a') + b'-', format='png')"
 
@@ -32,6 +33,7 @@ def test_there_are_notebooks():
     """An empty list of notebooks would pass everything below."""
     assert NOTEBOOKS[0].stem == "00_start_here"
     assert len(NOTEBOOKS) >= 2
+    assert [path.stem for path in PAGES] == ["workbench"]
 
 
 # Executed.
@@ -220,7 +222,7 @@ def test_is_built(path):
     assert ran == list(range(1, len(ran) + 1))
 
 
-@each
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_has_the_form_of_a_notebook(path):
     cells = build.read(path).cells
     assert 20 <= len(cells) <= 60

@@ -160,7 +160,10 @@ def page_address() -> Iterator[str]:
     if importlib.util.find_spec("voila") is None:
         pytest.fail("Voilà is not installed: the extra page brings it, and test needs it")
     port = lab_server.free_port()
-    command = [sys.executable, "-m", "voila", str(SOURCE), "--no-browser", "--Voila.ip=127.0.0.1", f"--port={port}"]
+    (line,) = (line for line in (lab_server.CHECKOUT / "lab").read_text().splitlines() if " -m voila " in line)
+    (hidden,) = (word for word in line.split() if word.startswith("--TagRemove"))
+    command = [sys.executable, "-m", "voila", str(SOURCE), hidden, "--no-browser", "--Voila.ip=127.0.0.1"]
+    command.append(f"--port={port}")
     environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(lab_server.CHECKOUT), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -183,6 +186,7 @@ def test_the_page_shows_the_views_and_no_code(browser, page_address):
     page.wait_for_function("() => document.querySelectorAll('img.widget-image').length === 3")
     assert page.get_by_text("widgets.").count() == 0
     assert page.get_by_text("There was an error").count() == 0
+    assert page.locator("img:not(.widget-image)").count() == 0, "no still picture stands before its view"
     page.get_by_role("button", name="ragged tile", exact=True).click()
     page.wait_for_function("() => [...document.images].some(i => i.title.includes('2.8125 in place of 5'))")
     page.close()
