@@ -224,10 +224,9 @@ def test_own_address_replaces_the_default(tmp_path, arguments):
 
 
 def test_the_page_that_is_served_is_there():
-    """Its views, each after a still picture for readers of the file, which Voilà leaves out as it runs the rest anew."""
-    path, tag = re.search(
-        r"voila (\S+\.ipynb) --TagRemovePreprocessor.remove_cell_tags=(\w+)", LAB.read_text()
-    ).groups()
+    """Its views, each after a still picture for readers of the file, which Voilà leaves out."""
+    line = r"voila (\S+\.ipynb) --TagRemovePreprocessor.remove_cell_tags=(\w+)"
+    path, tag = re.search(line, LAB.read_text()).groups()
     cells = json.loads((ROOT / path).read_text())["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     still = [cell["metadata"].get("tags") == [tag] for cell in code]
